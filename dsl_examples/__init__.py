@@ -1,0 +1,1 @@
+"""Example plans (`*.plan`) and the plain PyTorch models that they train."""
