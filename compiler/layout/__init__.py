@@ -1,0 +1,1 @@
+"""Layouts: which part of a value each rank holds, the rules of operators over them, and redistribution."""

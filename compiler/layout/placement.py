@@ -1,0 +1,187 @@
+"""Placements and layouts.
+
+A layout gives, for each mesh axis, one placement:
+
+| placement | each rank of the axis holds            | the gradient's placement |
+|-----------|-----------------------------------------|--------------------------|
+| `R`       | the whole value, the same everywhere     | `R`                      |
+| `V`       | the whole value, the same everywhere, but used in work that differs: its gradient is still to be summed | `P(sum)` |
+| `S(d)`    | one part along dimension d               | `S(d)`                   |
+| `P(op)`   | a term; the value is the reduction of all | `V`                     |
+
+The pairing in the last column is what makes differentiation local (compare JAX's varying and unreduced types of
+`shard_map`): the transpose of every redistribution follows from it.
+
+A dimension is often a product of factors (a flattened `batch*seq`, a fused `3*heads*head_dim`), and the sharded one
+need not be the outermost. `Shard(dim, outer, unit)` sees the dimension as `(outer, count, unit)` and cuts `count`
+into `ceil(count / axis size)` long parts; what is missing in the last part is padding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """The whole value on every rank."""
+
+    def __str__(self) -> str:
+        return "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """The whole value on every rank, its gradient a partial sum."""
+
+    def __str__(self) -> str:
+        return "V"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A term of a reduction: "sum", "max" or "min"."""
+
+    op: str = "sum"
+
+    def __str__(self) -> str:
+        return "P" if self.op == "sum" else f"P({self.op})"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part along `dim`, seen as (outer, count, unit) with `count` cut over the axis."""
+
+    dim: int
+    outer: int = 1
+    unit: int = 1
+
+    def __str__(self) -> str:
+        extra = f", outer={self.outer}" if self.outer != 1 else ""
+        extra += f", unit={self.unit}" if self.unit != 1 else ""
+        return f"S({self.dim}{extra})"
+
+    def at(self, dim: int) -> Shard:
+        return Shard(dim, self.outer, self.unit)
+
+
+Placement = Replicate | Varying | Partial | Shard
+R, V, P = Replicate(), Varying(), Partial()
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Named axes and their sizes, outermost first. The micro-batch axis, if any, is in time, not over ranks."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    def size(self, axis: str) -> int:
+        return dict(self.axes)[axis]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.axes)
+
+    def without(self, axis: str) -> Mesh:
+        return Mesh(tuple(item for item in self.axes if item[0] != axis))
+
+
+class Layout(Mapping[str, Placement]):
+    """Immutable map from mesh axis to placement; an axis that is not named is `R`. Iterates over the axes not `R`."""
+
+    __slots__ = ("_placements", "_hash")
+
+    def __init__(self, placements: Mapping[str, Placement] | Iterable[tuple[str, Placement]] = ()):
+        items = placements.items() if isinstance(placements, Mapping) else placements
+        self._placements = {axis: place for axis, place in items if place != R}
+        self._hash = hash(frozenset(self._placements.items()))
+
+    def __getitem__(self, axis: str) -> Placement:
+        return self._placements.get(axis, R)
+
+    def __iter__(self):
+        return iter(self._placements)
+
+    def __len__(self) -> int:
+        return len(self._placements)
+
+    def __contains__(self, axis: object) -> bool:
+        return axis in self._placements
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self._placements == other._placements
+
+    def with_(self, axis: str, place: Placement) -> Layout:
+        return Layout({**self._placements, axis: place})
+
+    def __str__(self) -> str:
+        return "{" + ", ".join(f"{axis}: {place}" for axis, place in self._placements.items()) + "}"
+
+    __repr__ = __str__
+
+
+def parse_placement(text: str) -> Placement:
+    """The inverse of `str(placement)`; raises ValueError."""
+    text = text.strip()
+    if text == "R":
+        return R
+    if text == "V":
+        return V
+    if text == "P":
+        return P
+    if match := re.fullmatch(r"P\((\w+)\)", text):
+        return Partial(match[1])
+    if match := re.fullmatch(r"S\((\d+)(?:, outer=(\d+))?(?:, unit=(\d+))?\)", text):
+        return Shard(int(match[1]), int(match[2] or 1), int(match[3] or 1))
+    raise ValueError(f"not a placement: {text!r}")
+
+
+def transpose(place: Placement) -> Placement:
+    """The placement of the gradient of a value placed so."""
+    if isinstance(place, Varying):
+        return P
+    if isinstance(place, Partial):
+        return V
+    return place
+
+
+def shard_axes(layout: Layout, shard: Shard, mesh: Mesh) -> tuple[str, ...]:
+    """The axes that cut the same factor as `shard`, outermost first."""
+    return tuple(axis for axis in mesh.names if layout[axis] == shard)
+
+
+def normal(shard: Shard, size: int, ways: int) -> Shard:
+    """The one spelling of a cut: a unit that divides evenly is folded away, so that equal cuts compare equal."""
+    if shard.unit > 1 and (size // (shard.outer * shard.unit)) % ways == 0:
+        return Shard(shard.dim, shard.outer)
+    return shard
+
+
+def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+    """The shape of one rank's part, padding included (equal on all ranks).
+
+    Axes that cut the same factor cut it together: `ceil(count / product of their sizes)`. Different factors of one
+    dimension are cut each by itself.
+    """
+    cuts: dict[Shard, int] = {}
+    for axis, place in layout.items():
+        if isinstance(place, Shard):
+            cuts[place] = cuts.get(place, 1) * mesh.size(axis)
+    local = list(shape)
+    for shard, ways in cuts.items():
+        count = shape[shard.dim] // (shard.outer * shard.unit)
+        # The dimension may be cut at another factor too, so scale what is left of it.
+        local[shard.dim] = local[shard.dim] * math.ceil(count / ways) // count if count else 0
+    return tuple(local)
+
+
+def is_padded(shape: tuple[int, ...], layout: Layout, shard: Shard, mesh: Mesh) -> bool:
+    """Whether the last part along `shard` is shorter than the others."""
+    ways = math.prod(mesh.size(axis) for axis in shard_axes(layout, shard, mesh))
+    return (shape[shard.dim] // (shard.outer * shard.unit)) % ways != 0

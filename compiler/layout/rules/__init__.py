@@ -1,0 +1,1 @@
+"""The rules of the operators, by kind. Importing this package registers them."""
