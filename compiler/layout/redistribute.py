@@ -2,7 +2,8 @@
 
 | from → to   | node                          | transpose                  |
 |-------------|-------------------------------|----------------------------|
-| `S(d) → R`  | `planc.all_gather`            | `planc.reduce_scatter`/slice |
+| `S(d) → R`  | `planc.all_gather`            | `planc.shard`              |
+| `S(d) → V`  | `planc.all_gather`            | `planc.reduce_scatter`     |
 | `P → R`     | `planc.all_reduce`            | nothing (the gradient is `V`) |
 | `P → S(d)`  | `planc.reduce_scatter`        | `planc.all_gather`         |
 | `R → V`     | `planc.vary`                  | `planc.all_reduce`         |
@@ -104,7 +105,7 @@ class Redistributor:
         now = value.layout[axis]
         if isinstance(now, Partial) and isinstance(place, Shard):
             if now.op == "sum":
-                return self.step("planc.reduce_scatter", value, {axis: place}, (axis, *self.cut(value, place)), origin)
+                return self.step("planc.reduce_scatter", value, {axis: place}, ((axis,), *self.cut(value, place)), origin)
             return self.step("planc.all_reduce", value, {axis: R}, ((axis,), now.op), origin)
         if isinstance(now, Shard):
             return self.gather(value, axis, place, origin)
@@ -116,10 +117,10 @@ class Redistributor:
         shared = shard_axes(value.layout, now, self.mesh)
         if isinstance(place, Shard) and shared == (axis,) and self.can_exchange(value, axis, now, place):
             return self.step("planc.all_to_all", value, {axis: place}, (axis, now.dim, place.dim), origin)
-        # Axes that cut one factor together nest: the inner ones must be gathered before an outer one.
-        for inner in reversed(shared[shared.index(axis) + 1 :]):
-            value = self.step("planc.all_gather", value, {inner: R}, (inner, *self.cut(value, now)), origin)
-        return self.step("planc.all_gather", value, {axis: R}, (axis, *self.cut(value, now)), origin)
+        # Axes that cut one factor together nest: an outer one is gathered together with those inside it.
+        axes = shared[shared.index(axis) :]
+        whole = V if isinstance(place, Varying) and value.differentiable else R
+        return self.step("planc.all_gather", value, dict.fromkeys(axes, whole), (axes, *self.cut(value, now)), origin)
 
     def can_exchange(self, value: Value, axis: str, now: Shard, place: Shard) -> bool:
         plain = now.outer == place.outer == 1 and now.unit == place.unit == 1 and now.dim != place.dim
@@ -140,7 +141,7 @@ class Redistributor:
 
     def cuts(self, value: Value, axis: str, place: Placement, origin: Origin) -> Value:
         if isinstance(place, Shard) and isinstance(value.layout[axis], (Replicate, Varying)):
-            return self.step("planc.shard", value, {axis: place}, (axis, *self.cut(value, place)), origin)
+            return self.step("planc.shard", value, {axis: place}, ((axis,), *self.cut(value, place)), origin)
         return value
 
     def cut(self, value: Value, shard: Shard) -> tuple[int, int, int, int]:

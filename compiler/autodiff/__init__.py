@@ -1,0 +1,1 @@
+"""Ahead-of-time differentiation of segments: recording, transposes of planc's operators, what is saved."""

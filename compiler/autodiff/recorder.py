@@ -1,0 +1,150 @@
+"""Recording: run operators on fake tensors and write down what they do as IR nodes.
+
+`Recorder` is a dispatch mode that sits below autograd, so it sees the operators that autograd's own formulas are made
+of, forward and backward, in the order in which eager PyTorch would run them. Nothing is computed: the tensors are
+fake ones with local shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from compiler.ir.graph import Node, Origin, Value
+
+DROPPED = {"layout", "pin_memory", "non_blocking"}
+ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"}
+
+
+class Recorder(TorchDispatchMode):
+    """Records into `nodes`. Tensors are known by identity; `value_of` and `bind` connect them to IR values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.nodes: list[Node] = []
+        self.origin = Origin()
+        self.base = "v"
+        self._values: dict[int, Value] = {}
+        self._alive: list[torch.Tensor] = []  # so that no identity is reused
+        self._names: dict[str, int] = {}
+
+    def bind(self, tensor: torch.Tensor, value: Value) -> None:
+        self._values[id(tensor)] = value
+        self._alive.append(tensor)
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        return self._values[id(tensor)]
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._values
+
+    def fresh(self, base: str) -> str:
+        count = self._names[base] = self._names.get(base, -1) + 1
+        return base if count == 0 else f"{base}_{count}"
+
+    def tensor(self, value: Value, shape: tuple[int, ...]) -> torch.Tensor:
+        """A fake tensor that stands for `value`."""
+        with self.fake:
+            tensor = torch.empty(shape, dtype=getattr(torch, value.dtype))
+        self.bind(tensor, value)
+        return tensor
+
+    def leaf(self, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+        """The same value as a leaf of a new autograd graph."""
+        leaf = tensor.detach()
+        if requires_grad:
+            leaf.requires_grad_()
+        self.bind(leaf, self.value_of(tensor))
+        return leaf
+
+    def add(self, op: str, args: tuple[Any, ...], result: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
+        """Record one of planc's operators whose result tensors are made by the caller."""
+        results = result if isinstance(result, tuple) else (result,)
+        node = Node(op, args, {}, [], self.origin)
+        node.outputs = [self._output(tensor, node) for tensor in results]
+        self.nodes.append(node)
+        return result
+
+    def _output(self, tensor: torch.Tensor, node: Node) -> Value:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        value = Value(self.fresh(self.base), dtype, tuple(tensor.shape), producer=node)
+        self.bind(tensor, value)
+        return value
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        with self.fake:
+            result = func(*args, **kwargs)
+        op = str(func)
+        if op.startswith("prim."):
+            return result
+        if op in ALIASES:
+            self.bind(result, self._known(args[0]))
+            return result
+        node = Node(op, self._encode(args), self._encode_kwargs(kwargs), [], self.origin)
+        if func._schema.is_mutable:
+            return self._record_mutation(func, node, args, result)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        node.outputs = [self._output(item, node) if isinstance(item, torch.Tensor) else None for item in results]
+        self.nodes.append(node)
+        return result
+
+    def _record_mutation(self, func: Any, node: Node, args: Any, result: Any) -> Any:
+        """`x.op_()` on a tensor that the recorded program made itself becomes `y = op(x)`, with y in x's place."""
+        functional = node.op.replace("_.", ".", 1)
+        namespace, name, overload = functional.split(".")
+        if not hasattr(getattr(torch.ops, namespace), name):
+            raise AssertionError(f"{node.op} mutates its operand and has no functional form")
+        node.op = functional
+        node.outputs = [self._output(args[0], node)]
+        self.nodes.append(node)
+        return result
+
+    def _known(self, tensor: torch.Tensor) -> Value:
+        if id(tensor) not in self._values:
+            # A number that an operator's formula turned into a tensor.
+            raise AssertionError("a tensor of unknown origin entered a recorded operator")
+        return self._values[id(tensor)]
+
+    def _encode(self, argument: Any) -> Any:
+        def one(item: Any) -> Any:
+            if isinstance(item, torch.Tensor):
+                return self._known(item)
+            if isinstance(item, torch.dtype):
+                return str(item)
+            if isinstance(item, torch.device):
+                return "device"
+            if isinstance(item, torch.memory_format):
+                return str(item)
+            if isinstance(item, torch.layout):
+                return None
+            return item
+
+        encoded = tree_map(one, argument)
+        return _tuples(encoded)
+
+    def _encode_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {key: self._encode(item) for key, item in kwargs.items() if key not in DROPPED}
+
+    @contextmanager
+    def at(self, origin: Origin, base: str) -> Iterator[None]:
+        """Nodes recorded inside have this origin, and names made from `base`."""
+        before = self.origin, self.base
+        self.origin, self.base = origin, base
+        try:
+            yield
+        finally:
+            self.origin, self.base = before
+
+
+def _tuples(argument: Any) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return tuple(_tuples(item) for item in argument)
+    return argument

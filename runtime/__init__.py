@@ -1,0 +1,1 @@
+"""planc's runtime: runs compiled programs. Imports torch, never `compiler`."""
