@@ -34,6 +34,16 @@ class Recorder(TorchDispatchMode):
         self._values: dict[int, Value] = {}
         self._alive: list[torch.Tensor] = []  # so that no identity is reused
         self._names: dict[str, int] = {}
+        self._making = False
+
+    def empty(self, shape: tuple[int, ...], dtype: str | torch.dtype) -> torch.Tensor:
+        """A fake tensor for the result of an operator that is recorded by `add`."""
+        self._making = True
+        try:
+            with self.fake:
+                return torch.empty(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        finally:
+            self._making = False
 
     def bind(self, tensor: torch.Tensor, value: Value) -> None:
         self._values[id(tensor)] = value
@@ -51,8 +61,7 @@ class Recorder(TorchDispatchMode):
 
     def tensor(self, value: Value, shape: tuple[int, ...]) -> torch.Tensor:
         """A fake tensor that stands for `value`."""
-        with self.fake:
-            tensor = torch.empty(shape, dtype=getattr(torch, value.dtype))
+        tensor = self.empty(shape, value.dtype)
         self.bind(tensor, value)
         return tensor
 
@@ -83,7 +92,7 @@ class Recorder(TorchDispatchMode):
         with self.fake:
             result = func(*args, **kwargs)
         op = str(func)
-        if op.startswith("prim."):
+        if self._making or op.startswith("prim."):
             return result
         if op in ALIASES:
             self.bind(result, self._known(args[0]))

@@ -1,0 +1,50 @@
+"""From global to local: what a node does on one rank, given the layouts of its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from compiler.ir.graph import Node, Value
+from compiler.layout.placement import Layout, Mesh, Shard, local_shape, shard_axes
+from compiler.layout.rule import rule_of
+from runtime.cuts import Cut
+
+
+def shape_of(value: Value, mesh: Mesh) -> tuple[int, ...]:
+    """The shape of a rank's part."""
+    return local_shape(value.shape, value.layout or Layout(), mesh)
+
+
+def localized(node: Node, mesh: Mesh) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Operator and arguments on one rank: sizes among the arguments become local sizes."""
+    rule = rule_of(node)
+    if rule.localize is not None:
+        return rule.localize(node, lambda value: shape_of(value, mesh))
+    args = list(node.args)
+    if rule.size_arg is not None:
+        out = node.outputs[0]
+        assert out is not None
+        args[rule.size_arg] = shape_of(out, mesh)
+    return node.op, tuple(args), node.kwargs
+
+
+def cut_text(axes: Iterable[str], dim: int, outer: int, count: int, unit: int, mesh: Mesh) -> str:
+    """The cut as the runtime reads it; axes of size 1 do not cut."""
+    return str(Cut(dim, tuple(axis for axis in axes if mesh.size(axis) > 1), outer, count, unit))
+
+
+def cuts_text(value: Value, mesh: Mesh) -> str:
+    """All cuts of a value, as the runtime reads them."""
+    found: dict[Shard, str] = {}
+    for place in (value.layout or Layout()).values():
+        if isinstance(place, Shard) and place not in found:
+            axes = shard_axes(value.layout or Layout(), place, mesh)
+            count = value.shape[place.dim] // (place.outer * place.unit)
+            found[place] = cut_text(axes, place.dim, place.outer, count, place.unit, mesh)
+    return ";".join(found.values())
+
+
+def numel(shape: tuple[int, ...]) -> int:
+    return math.prod(shape)

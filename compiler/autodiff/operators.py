@@ -1,0 +1,264 @@
+"""planc's own operators on one rank: how each is recorded, and its transpose.
+
+The transposes of the redistributions follow from the placements alone (see `compiler.layout.placement`): the gradient
+of `S` is `S`, of `R` is `R`, of `V` is a partial sum, of `P` is `V`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from compiler.autodiff.local import cut_text, cuts_text, shape_of
+from compiler.ir.graph import Node, Value, values_in
+from compiler.layout.placement import Replicate
+
+if TYPE_CHECKING:
+    from compiler.autodiff.trace import Tracer
+
+Forward = Callable[["Tracer", Node], Any]
+Backward = Callable[["Tracer", Node, list[torch.Tensor | None]], dict[Value, torch.Tensor]]
+FORWARD: dict[str, Forward] = {}
+BACKWARD: dict[str, Backward] = {}
+
+
+def forward(op: str) -> Callable[[Forward], Forward]:
+    return lambda function: FORWARD.setdefault(op, function)
+
+
+def backward(op: str) -> Callable[[Backward], Backward]:
+    return lambda function: BACKWARD.setdefault(op, function)
+
+
+def _cut(tracer: Tracer, node: Node) -> str:
+    axes, dim, outer, count, unit = node.args[1:6]
+    return cut_text(axes, dim, outer, count, unit, tracer.mesh)
+
+
+def _record(tracer: Tracer, node: Node, op: str, *args: Any) -> torch.Tensor:
+    """Record `op(x, *args)` with the result shape of the node's output."""
+    out = node.outputs[0]
+    assert out is not None
+    return _made(tracer, op, (tracer.value(node.args[0]), *args), shape_of(out, tracer.mesh), out.dtype)
+
+
+def _made(tracer: Tracer, op: str, args: tuple, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    return tracer.recorder.add(op, args, tracer.recorder.empty(shape, dtype))
+
+
+def _like(tracer: Tracer, node: Node, gradient: torch.Tensor, op: str, *args: Any) -> dict[Value, torch.Tensor]:
+    """The gradient of the node's first operand: `op(gradient, *args)`."""
+    value = node.args[0]
+    arguments = (tracer.recorder.value_of(gradient), *args)
+    return {value: _made(tracer, op, arguments, shape_of(value, tracer.mesh), value.dtype)}
+
+
+# -- redistributions -------------------------------------------------------------------------------------------------
+
+
+@forward("planc.vary")
+@forward("planc.alias")
+def identity(tracer: Tracer, node: Node) -> torch.Tensor:
+    return tracer.tensor(node.args[0])
+
+
+@backward("planc.alias")
+@backward("planc.all_reduce")
+def identity_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
+    return {node.args[0]: gradients[0]}
+
+
+@backward("planc.vary")
+def vary_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
+    if tracer.mesh.size(node.args[1]) == 1:
+        return {node.args[0]: gradients[0]}
+    return _like(tracer, node, gradients[0], "planc.all_reduce", (node.args[1],), "sum")
+
+
+@forward("planc.all_reduce")
+def all_reduce(tracer: Tracer, node: Node) -> torch.Tensor:
+    axes = tuple(axis for axis in node.args[1] if tracer.mesh.size(axis) > 1)
+    return _record(tracer, node, "planc.all_reduce", axes, node.args[2])
+
+
+@forward("planc.all_gather")
+def all_gather(tracer: Tracer, node: Node) -> torch.Tensor:
+    return _record(tracer, node, "planc.all_gather", _cut(tracer, node))
+
+
+@backward("planc.all_gather")
+def all_gather_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
+    whole = node.outputs[0].layout[node.args[1][0]]
+    op = "planc.shard" if isinstance(whole, Replicate) else "planc.reduce_scatter"
+    return _like(tracer, node, gradients[0], op, _cut(tracer, node))
+
+
+@forward("planc.reduce_scatter")
+def reduce_scatter(tracer: Tracer, node: Node) -> torch.Tensor:
+    return _record(tracer, node, "planc.reduce_scatter", _cut(tracer, node))
+
+
+@backward("planc.reduce_scatter")
+def reduce_scatter_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
+    return _like(tracer, node, gradients[0], "planc.all_gather", _cut(tracer, node))
+
+
+@forward("planc.shard")
+def shard(tracer: Tracer, node: Node) -> torch.Tensor:
+    return _record(tracer, node, "planc.shard", _cut(tracer, node))
+
+
+@backward("planc.shard")
+def shard_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
+    whole = node.args[0].layout[node.args[1][0]]
+    op = "planc.all_gather" if isinstance(whole, Replicate) else "planc.unshard"
+    return _like(tracer, node, gradients[0], op, _cut(tracer, node))
+
+
+@forward("planc.first")
+def first(tracer: Tracer, node: Node) -> torch.Tensor:
+    return _record(tracer, node, "planc.first", node.args[1])
+
+
+@backward("planc.first")
+def first_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
+    return _like(tracer, node, gradients[0], "planc.first", node.args[1])
+
+
+@forward("planc.all_to_all")
+def all_to_all(tracer: Tracer, node: Node) -> torch.Tensor:
+    return _record(tracer, node, "planc.all_to_all", *node.args[1:])
+
+
+@backward("planc.all_to_all")
+def all_to_all_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
+    axis, source, target = node.args[1:]
+    return _like(tracer, node, gradients[0], "planc.all_to_all", axis, target, source)
+
+
+@forward("planc.mask")
+def mask(tracer: Tracer, node: Node) -> torch.Tensor:
+    return _record(tracer, node, "planc.mask", _cut(tracer, node), *node.args[6:])
+
+
+@backward("planc.mask")
+def mask_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
+    return _like(tracer, node, gradients[0], "planc.mask", _cut(tracer, node), node.args[6], "sum")
+
+
+# -- computation -------------------------------------------------------------------------------------------------------
+
+
+@forward("planc.cast")
+def cast(tracer: Tracer, node: Node) -> torch.Tensor:
+    return tracer.tensor(node.args[0]).to(getattr(torch, node.args[1].removeprefix("torch.")))
+
+
+@forward("planc.cross_entropy")
+def cross_entropy(tracer: Tracer, node: Node) -> torch.Tensor:
+    logits, target, weight, ignore_index, smoothing = node.args
+    tensors = [tracer.tensor(item) if isinstance(item, Value) else None for item in (logits, target, weight)]
+    return torch.nn.functional.cross_entropy(
+        tensors[0], tensors[1], tensors[2], reduction="none", ignore_index=ignore_index, label_smoothing=smoothing
+    )
+
+
+@forward("planc.rows")
+def rows(tracer: Tracer, node: Node) -> torch.Tensor:
+    """The number of elements that a mean runs over, counting only real rows of the batch."""
+    out = node.outputs[0]
+    return _made(tracer, "planc.rows", node.args, (), out.dtype)
+
+
+def _dropout_mask(tracer: Tracer, value: Value, p: float, site: int) -> torch.Tensor:
+    local = shape_of(value, tracer.mesh)
+    return _made(tracer, "planc.dropout_mask", (local, value.shape, cuts_text(value, tracer.mesh), p, site), local, "bool")
+
+
+@forward("planc.dropout")
+def dropout(tracer: Tracer, node: Node) -> torch.Tensor:
+    value, p, site = node.args
+    keep = _dropout_mask(tracer, value, p, site)
+    return tracer.tensor(value) * keep * (1.0 / (1.0 - p))
+
+
+@forward("planc.attention")
+def attention(tracer: Tracer, node: Node) -> torch.Tensor:
+    """One kernel with its log-sum-exp; where the kernel cannot serve (dropout on the weights, a bias that learns), the
+    formula written out."""
+    query, key, value, mask, causal, scale, p, site = node.args
+    if p > 0 or (isinstance(mask, Value) and mask.differentiable):
+        return _written_attention(tracer, node)
+    out = node.outputs[0]
+    shape = shape_of(out, tracer.mesh)
+    wide = "float32" if out.dtype in ("bfloat16", "float16") else out.dtype
+    results = (tracer.recorder.empty(shape, out.dtype), tracer.recorder.empty(shape[:-1], wide))
+    operands = [tracer.value(item) if isinstance(item, Value) else None for item in (query, key, value, mask)]
+    return tracer.recorder.add("planc.attention", (*operands, causal, scale), results)[0]
+
+
+@backward("planc.attention")
+def attention_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor] | None:
+    query, key, value, mask, causal, scale, p, site = node.args
+    if p > 0 or (isinstance(mask, Value) and mask.differentiable):
+        return None  # recorded operator by operator
+    recorder = tracer.recorder
+    made = recorder.value_of(tracer.results[node][0]).producer
+    operands = made.args[:4]
+    results = tuple(recorder.empty(operand.shape, operand.dtype) for operand in operands[:3])
+    arguments = (recorder.value_of(gradients[0]), *operands, *made.outputs, causal, scale)
+    results = recorder.add("planc.attention_backward", arguments, results)
+    found: dict[Value, torch.Tensor] = {}
+    for item, gradient in zip((query, key, value), results):
+        if item.differentiable:
+            found[item] = found[item] + gradient if item in found else gradient
+    return found
+
+
+def _written_attention(tracer: Tracer, node: Node) -> torch.Tensor:
+    query, key, value, mask, causal, scale, p, site = node.args
+    q, k, v = tracer.tensor(query), tracer.tensor(key), tracer.tensor(value)
+    if k.shape[-3] != q.shape[-3]:
+        groups = q.shape[-3] // k.shape[-3]
+        k, v = k.repeat_interleave(groups, -3), v.repeat_interleave(groups, -3)
+    scores = (q @ k.transpose(-2, -1)) * scale
+    if causal:
+        late = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(late, float("-inf"))
+    if isinstance(mask, Value):
+        m = tracer.tensor(mask)
+        scores = scores.masked_fill(~m, float("-inf")) if m.dtype == torch.bool else scores + m
+    weights = scores.softmax(-1)
+    if p > 0:
+        # The weights are cut as the query is, in all but the last dimension.
+        whole = Value("weights", query.dtype, (*query.shape[:-1], key.shape[-2]), layout=query.layout)
+        weights = weights * _dropout_mask(tracer, whole, p, site) * (1.0 / (1.0 - p))
+    return weights @ v
+
+
+# -- opaque modules ------------------------------------------------------------------------------------------------------
+
+
+@forward("planc.opaque")
+def opaque(tracer: Tracer, node: Node) -> Any:
+    """Runs as it is; the runtime differentiates it by autograd, from a graph that it keeps in a token."""
+    operands = tuple(tracer.value(value) for value in values_in(node.args))
+    outs = [out for out in node.outputs if out is not None]
+    results = [tracer.recorder.empty(shape_of(out, tracer.mesh), out.dtype) for out in outs]
+    token = tracer.recorder.empty((), "int64")
+    wanted = tuple(value.differentiable for value in values_in(node.args))
+    arguments = (node.args[0], operands, wanted)
+    return tracer.recorder.add("planc.opaque", arguments, (*results, token))[:-1]
+
+
+@backward("planc.opaque")
+def opaque_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
+    recorder = tracer.recorder
+    made = recorder.value_of(tracer.results[node][0]).producer
+    wanted = [value for value in values_in(node.args) if value.differentiable]
+    results = tuple(recorder.empty(shape_of(value, tracer.mesh), value.dtype) for value in wanted)
+    given = tuple(None if g is None else recorder.value_of(g) for g in gradients)
+    arguments = (node.args[0], made.outputs[-1], given)
+    return dict(zip(wanted, recorder.add("planc.opaque_backward", arguments, results)))

@@ -1,0 +1,123 @@
+"""Partitioning: what the forward keeps for the backward, and what the backward computes again.
+
+Arguments (parameters, activations from other segments) are not saved but handed to the backward again. Of what else
+the backward reads, a *policy* says what is saved; the rest is computed again from what is at hand. A view of
+something at hand is always made again: it costs nothing and would keep its base alive.
+
+Policies (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198, for "selective"):
+
+    none       everything that the backward reads is saved
+    selective  results of matrix multiplications, convolutions and collectives are saved, the cheap rest is recomputed
+    full       nothing is saved: the backward starts from the segment's arguments
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.autodiff.trace import Recorded
+from compiler.ir.graph import Node, Value
+
+VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "view.default", "_unsafe_view.default", "t.default", "transpose.int", "permute.default", "expand.default",
+        "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "slice.Tensor", "select.int",
+        "unfold.default", "as_strided.default", "diagonal.default", "unbind.int", "split.Tensor",
+        "split_with_sizes.default",
+    )
+)  # fmt: skip
+
+COSTLY = (
+    "aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.convolution.", "planc.attention", "planc.opaque",
+    "planc.all_reduce", "planc.all_gather", "planc.reduce_scatter", "planc.all_to_all",
+)  # fmt: skip
+
+
+@dataclass
+class SegmentCode:
+    """Local code of one distinct segment.
+
+    forward:  arguments → (results, saved);  backward: (arguments it needs, saved, cotangents) → gradients.
+    `needed` are the indices of the arguments that the backward reads again, `given` those of the results that have
+    a cotangent, `wanted` those of the arguments that get a gradient.
+    """
+
+    arguments: list[Value]
+    forward: list[Node]
+    results: list[Value]
+    saved: list[Value]
+    needed: list[int]
+    given: list[int]
+    cotangents: list[Value]
+    backward: list[Node]
+    wanted: list[int]
+    gradients: list[Value]
+    meaning: dict[Value, Value]
+
+
+def partition(recorded: Recorded, policy: str = "none") -> SegmentCode:
+    """Split recorded code under a policy: "none", "selective" or "full"."""
+    gradients = [value for value in recorded.gradients if value is not None]
+    backward = live(recorded.backward, gradients)
+    made = {out: node for node in recorded.forward for out in node.outputs if out is not None}
+    needed_values: list[Value] = []
+    again: dict[Node, None] = {}
+    saved: dict[Value, None] = {}
+
+    def require(value: Value) -> None:
+        """Make a forward value available to the backward."""
+        node = made.get(value)
+        if node is None:
+            needed_values.append(value)
+            return
+        if node in again or value in saved:
+            return
+        if node.op not in VIEWS and not recomputes(node, policy):
+            saved[value] = None
+            return
+        for operand in node.inputs:
+            require(operand)
+        again[node] = None
+
+    own = {out for node in backward for out in node.outputs if out is not None} | set(
+        value for value in recorded.cotangents if value is not None
+    )
+    for value in dict.fromkeys([v for node in backward for v in node.inputs] + gradients):
+        if value not in own:
+            require(value)
+    forward = live(recorded.forward, [*recorded.results, *saved])
+    order = {node: k for k, node in enumerate(recorded.forward)}
+    repeated = sorted(again, key=order.__getitem__)
+    needed = set(needed_values) | {v for v in gradients if v in recorded.arguments}
+    return SegmentCode(
+        recorded.arguments,
+        forward,
+        recorded.results,
+        list(saved),
+        [k for k, value in enumerate(recorded.arguments) if value in needed],
+        [k for k, value in enumerate(recorded.cotangents) if value is not None],
+        [value for value in recorded.cotangents if value is not None],
+        [*repeated, *backward],
+        [k for k, value in enumerate(recorded.gradients) if value is not None],
+        gradients,
+        recorded.layouts,
+    )
+
+
+def recomputes(node: Node, policy: str) -> bool:
+    """Whether the policy computes this node again in the backward rather than keeping its results."""
+    if policy == "none" or node.op.startswith("planc.opaque"):
+        return False
+    return policy == "full" or not node.op.startswith(COSTLY)
+
+
+def live(nodes: list[Node], wanted: list[Value]) -> list[Node]:
+    """The nodes that `wanted` depends on."""
+    alive = set(wanted)
+    kept = []
+    for node in reversed(nodes):
+        if any(out in alive for out in node.outputs if out is not None):
+            alive.update(node.inputs)
+            kept.append(node)
+    return kept[::-1]

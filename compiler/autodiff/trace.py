@@ -1,0 +1,166 @@
+"""Differentiation of a segment: its graph with layouts → local forward and backward code.
+
+Forward, each node runs on fake tensors of local shapes, as a small autograd graph of its own. Backward, in reverse
+order, each node's gradients are asked of autograd (or of the node's own transpose, for planc's operators), under the
+same recorder. So every recorded operator knows the node it comes from, and gradients have the layouts that the
+pairing in `compiler.layout.placement` gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from compiler.autodiff.local import localized, shape_of
+from compiler.autodiff.operators import BACKWARD, FORWARD
+from compiler.autodiff.recorder import Recorder
+from compiler.ir.graph import Graph, Node, Value, map_values
+from compiler.layout.placement import Mesh
+
+
+@dataclass
+class Recorded:
+    """A segment's local code, before partitioning into what is saved and what is recomputed.
+
+    `arguments`, `results` and `gradients` hold local values. `gradients[k]` is the gradient of argument k, None where
+    there is none; `cotangents[k]` that of result k, None where nobody gives one.
+    """
+
+    arguments: list[Value]
+    forward: list[Node]
+    results: list[Value]
+    cotangents: list[Value | None]
+    backward: list[Node]
+    gradients: list[Value | None]
+    layouts: dict[Value, Value] = field(default_factory=dict)
+
+
+class Tracer:
+    """The state of one tracing: which fake tensor stands for which value of the segment's graph."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.recorder = Recorder()
+        self.tensors: dict[Value, torch.Tensor] = {}
+        self.results: dict[Node, list[torch.Tensor | None]] = {}
+
+    def tensor(self, value: Value) -> torch.Tensor:
+        return self.tensors[value]
+
+    def value(self, value: Value) -> Value:
+        """The local value that stands for a value of the graph."""
+        return self.recorder.value_of(self.tensors[value])
+
+
+def trace(graph: Graph, mesh: Mesh, with_gradient: Sequence[bool]) -> Recorded:
+    """Local code of `graph`; `with_gradient[k]`: output k gets a cotangent (in the order of `graph.outputs`)."""
+    with torch.enable_grad():
+        return _trace(graph, mesh, with_gradient)
+
+
+def _trace(graph: Graph, mesh: Mesh, with_gradient: Sequence[bool]) -> Recorded:
+    tracer = Tracer(mesh)
+    recorder = tracer.recorder
+    arguments = []
+    for value in graph.inputs:
+        local = Value(recorder.fresh(value.name), value.dtype, shape_of(value, mesh), value.kind)
+        tracer.tensors[value] = recorder.tensor(local, local.shape)
+        arguments.append(local)
+    leaves = {node: run_node(tracer, node) for node in graph.nodes}
+    outputs = list(graph.outputs.values())
+    results = [tracer.value(value) for value in outputs]
+    forward, recorder.nodes = recorder.nodes, []
+
+    gradients: dict[Value, torch.Tensor] = {}
+    cotangents: list[Value | None] = []
+    for value, wanted in zip(outputs, with_gradient):
+        if not (wanted and value.differentiable):
+            cotangents.append(None)
+            continue
+        local = Value(recorder.fresh(f"d_{value.name}"), value.dtype, shape_of(value, mesh), "cotangent")
+        tensor = recorder.tensor(local, local.shape)
+        cotangents.append(local)
+        accumulate(tracer, gradients, value, tensor)
+    for node in reversed(graph.nodes):
+        differentiate_node(tracer, node, leaves[node], gradients)
+    found = [recorder.value_of(gradients[v]) if v in gradients and v.differentiable else None for v in graph.inputs]
+    meaning = {tracer.value(value): value for value in graph.values()}
+    return Recorded(arguments, forward, results, cotangents, recorder.nodes, found, meaning)
+
+
+def run_node(tracer: Tracer, node: Node) -> dict[Value, torch.Tensor]:
+    """Record the node forward; its operands become leaves of an autograd graph that holds just this node."""
+    recorder = tracer.recorder
+    before = dict(tracer.tensors)
+    leaves = {
+        value: recorder.leaf(tracer.tensors[value], value.differentiable) for value in dict.fromkeys(node.inputs)
+    }
+    tracer.tensors.update(leaves)
+    base = next((out.name for out in node.outputs if out is not None), "v")
+    with recorder.at(node.origin, base.split(".")[0]):
+        with recorder:
+            result = FORWARD[node.op](tracer, node) if node.op in FORWARD else call(tracer, node)
+    tracer.tensors = before
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
+    tracer.results[node] = results
+    for out, tensor in zip(node.outputs, results):
+        if out is not None:
+            tracer.tensors[out] = tensor
+    return leaves
+
+
+def call(tracer: Tracer, node: Node) -> Any:
+    """Run an ATen operator on the fake tensors, with local arguments."""
+    op, args, kwargs = localized(node, tracer.mesh)
+
+    def real(argument: Any) -> Any:
+        if isinstance(argument, str) and argument.startswith("torch."):
+            return getattr(torch, argument.removeprefix("torch."))
+        if isinstance(argument, tuple):
+            return [real(item) for item in argument]
+        return argument
+
+    args, kwargs = map_values((args, kwargs), tracer.tensor)
+    return operator(op)(*[real(item) for item in args], **{key: real(item) for key, item in kwargs.items()})
+
+
+def operator(name: str) -> Any:
+    """The torch operator called "aten.linear.default". A view is a `reshape` here: local parts may be strided."""
+    if name == "aten.view.default":
+        return torch.ops.aten.reshape.default
+    namespace, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+def differentiate_node(
+    tracer: Tracer, node: Node, leaves: Mapping[Value, torch.Tensor], gradients: dict[Value, torch.Tensor]
+) -> None:
+    """Turn the gradients of the node's outputs into gradients of its inputs."""
+    recorder = tracer.recorder
+    given = [gradients.get(out) if out is not None else None for out in node.outputs]
+    wanted = [value for value in leaves if value.differentiable]
+    if not wanted or all(gradient is None for gradient in given):
+        return
+    with recorder.at(node.origin, f"d_{wanted[0].name.rsplit('.', 1)[0]}"), recorder:
+        found = BACKWARD[node.op](tracer, node, given) if node.op in BACKWARD else None
+        if found is None:
+            pairs = [(t, g) for t, g in zip(tracer.results[node], given) if g is not None and t.requires_grad]
+            if not pairs:
+                return
+            tensors, cotangents = zip(*pairs)
+            inputs = [leaves[value] for value in wanted]
+            results = torch.autograd.grad(tensors, inputs, cotangents, allow_unused=True)
+            found = {value: gradient for value, gradient in zip(wanted, results) if gradient is not None}
+    for value, gradient in found.items():
+        with recorder.at(node.origin, f"d_{value.name}"):
+            accumulate(tracer, gradients, value, gradient)
+
+
+def accumulate(tracer: Tracer, gradients: dict[Value, torch.Tensor], value: Value, gradient: torch.Tensor) -> None:
+    if value in gradients:
+        with tracer.recorder:
+            gradient = gradients[value] + gradient
+    gradients[value] = gradient
