@@ -1,0 +1,410 @@
+"""From statements to the plan: every option gets its value, its default, or a diagnostic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.diagnostics import Diagnostics, Label, Span, did_you_mean
+from compiler.dsl import plan, syntax
+from compiler.dsl.dtypes import INPUT_DTYPE
+from compiler.dsl.files import Program
+from compiler.dsl.kinds import Anything, Kind, Whole
+from compiler.dsl.names import Environment, Problem
+from compiler.dsl.options import Option, options_of, patterns_of
+from compiler.dsl.policy import convert_policy
+from compiler.dsl.schema import REQUIRED, STATEMENTS
+from compiler.dsl.strings import wrong_factory, wrong_pattern
+
+MAX_DIM = 2**40
+MAX_AXIS = 2**20
+
+
+@dataclass
+class Options:
+    """The options of one statement, converted."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Span] = field(default_factory=dict)
+
+
+class Checker:
+    """Turns the statements of one program into the parts of a `Plan`."""
+
+    def __init__(self, program: Program, diagnostics: Diagnostics):
+        self.program = program
+        self.diagnostics = diagnostics
+        self.definitions = {
+            s.name.name: s for s in program.statements if isinstance(s, syntax.Definition)
+        }
+        broken = [s.word for s in program.written if isinstance(s, syntax.Broken)]
+        values = {i.name.name: i.value for s in self._all("mesh") for i in s.items}
+        values |= {name: d.value for name, d in self.definitions.items()}
+        self.names = Environment(values, diagnostics, program.incomplete, broken)
+
+    # --- the parts -----------------------------------------------------------------------
+
+    def parts(self) -> dict[str, Any]:
+        """The fields of `Plan` that the statements fill."""
+        self._required()
+        mesh = self._mesh()
+        fields: dict[str, Any] = {
+            "names": self._names(),
+            "model": self._factory("model", plan.ModelSpec),
+            "loss": self._factory("loss", plan.LossSpec),
+            "inputs": self._inputs(),
+            "mesh": mesh,
+            "recompute": tuple(r for s in self._all("recompute") if (r := self._recompute(s))),
+            "optimizer": self._optimizer(),
+            "mode": self._mode(),
+        }
+        for kind in STATEMENTS.values():
+            if kind.form == "PATTERNS":
+                found = [p for s in self._all(kind.word) for p in self._patterns(s.patterns)]
+                fields[kind.field] = tuple(found)
+            elif kind.form == "SECTION" or kind.merges:
+                spec = self._section(kind.word)
+                fields[kind.field] = kind.spec() if spec is None and kind.assumed else spec
+            elif kind.form == "STRATEGY":
+                fields[kind.field] = self._strategy(kind.word, [a.name for a in mesh])
+        self._unused_names()
+        return fields
+
+    def _required(self) -> None:
+        have = {s.word.name for s in self.program.statements if isinstance(s, syntax.Statement)}
+        have |= {"input" for s in self.program.statements if isinstance(s, syntax.Input)}
+        for word in REQUIRED:
+            if word not in have and not self.program.broken(word) and not self.program.incomplete:
+                self.diagnostics.error(
+                    "E031",
+                    f"the plan has no `{word}`",
+                    self._file_end(),
+                    help=f"add a line: {STATEMENTS[word].usage}",
+                )
+
+    def _file_end(self) -> Span:
+        file, text = next(iter(self.program.sources.items()))
+        lines = text.rstrip("\n").split("\n")
+        column = len(lines[-1]) + 1
+        return Span(file, len(lines), column, len(lines), column + 1)
+
+    def _names(self) -> dict[str, int | float]:
+        values = {name: self.names.number(name) for name in self.definitions}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _unused_names(self) -> None:
+        used = {
+            name.name
+            for statement in self.program.written
+            for value in syntax.values_in(statement)
+            for name in syntax.names_in(value)
+        }
+        for name, definition in self.definitions.items():
+            if name not in used and not name.startswith("_"):
+                self.diagnostics.warning(
+                    "W001", f"nothing uses the name `{name}`", definition.name.span
+                )
+
+    def _factory(self, word: str, cls: type) -> Any:
+        statement = self._one(word)
+        if statement is None:
+            return None
+        wrong = wrong_factory(statement.subject.text)
+        if wrong:
+            self.diagnostics.error("E046", wrong, statement.subject.span)
+        options = self._options(statement, {}, free=Anything())
+        return cls(
+            factory=statement.subject.text,
+            factory_span=statement.subject.span,
+            options=options.values,
+            given=options.given,
+            span=statement.span,
+        )
+
+    def _inputs(self) -> tuple[plan.InputSpec, ...]:
+        inputs = [s for s in self.program.statements if isinstance(s, syntax.Input)]
+        return tuple(spec for s in inputs if (spec := self._input(s)))
+
+    def _input(self, statement: syntax.Input) -> plan.InputSpec | None:
+        dtype = self._value(INPUT_DTYPE, statement.dtype)
+        dims = [self._value(Whole(1, MAX_DIM), d) for d in statement.dims]
+        batch_dim = self._batch_dim(statement)
+        if dtype is None or None in dims:
+            return None
+        named = [d.name if isinstance(d, syntax.Name) else None for d in statement.dims]
+        return plan.InputSpec(
+            name=statement.name.name,
+            dtype=dtype,
+            shape=tuple(dims),
+            dim_names=tuple(n if n in self.definitions else None for n in named),
+            batch_dim=batch_dim,
+            span=statement.span,
+        )
+
+    def _batch_dim(self, statement: syntax.Input) -> int | None:
+        words = [w.name for w in statement.trait]
+        rank = len(statement.dims)
+        if words == ["shared"] and statement.batch_dim is None:
+            return None
+        if words == ["batch", "dim"] and statement.batch_dim is not None:
+            dim = self._value(Whole(0), statement.batch_dim)
+            if dim is not None and dim >= rank:
+                self.diagnostics.error(
+                    "E047",
+                    f"`{statement.name.name}` has {rank} dimension{'s' * (rank != 1)}, "
+                    f"there is no dimension {dim}",
+                    statement.batch_dim.span,
+                    help="dimensions count from 0",
+                )
+            return dim
+        if words:
+            wrong = next((w for w in statement.trait if w.name not in ("shared", "batch", "dim")),
+                         statement.trait[0])
+            self.diagnostics.error(
+                "E020",
+                f"unexpected `{wrong.name}` after the shape",
+                wrong.span,
+                label="expected `shared` or `batch dim 1`",
+                help=did_you_mean(wrong.name, ("shared", "batch")),
+            )
+        elif rank == 0:
+            self.diagnostics.error(
+                "E047",
+                f"the scalar `{statement.name.name}` has no batch dimension",
+                statement.span,
+                help="write `shared` behind it if every rank gets the same value",
+            )
+        return 0
+
+    def _mesh(self) -> tuple[plan.MeshAxis, ...]:
+        statement = self._one("mesh")
+        if statement is None:
+            return ()
+        axes: dict[str, plan.MeshAxis] = {}
+        for item in statement.items:
+            size = self._value(Whole(1, MAX_AXIS), item.value)
+            if item.name.name in axes:
+                self._twice(f"the axis `{item.name.name}`", item.name.span,
+                            axes[item.name.name].span)
+            axes[item.name.name] = plan.MeshAxis(
+                name=item.name.name, size=size or 1, span=item.name.span
+            )
+        return tuple(axes.values())
+
+    def _strategy(self, word: str, known: list[str]) -> Any:
+        statement = self._one(word)
+        if statement is None:
+            return None
+        kind = STATEMENTS[word]
+        self._axes(statement, known, kind.axes)
+        return self._build(kind.spec, statement, axes=tuple(a.name for a in statement.axes))
+
+    def _axes(self, statement: syntax.Statement, known: list[str], count: tuple[int, int]) -> None:
+        low, high = count
+        seen: dict[str, Span] = {}
+        for axis in statement.axes:
+            if axis.name in seen:
+                self._twice(f"the axis `{axis.name}`", axis.span, seen[axis.name])
+            seen[axis.name] = axis.span
+            lost = self.program.broken("mesh") or self.program.incomplete
+            if axis.name not in known and not lost:
+                self.diagnostics.error(
+                    "E060",
+                    f"the mesh has no axis `{axis.name}`",
+                    axis.span,
+                    label="unknown axis",
+                    help=did_you_mean(axis.name, known)
+                    or f"add it to the mesh: mesh {axis.name}=2",
+                )
+        if not low <= len(statement.axes) <= high:
+            self.diagnostics.error(
+                "E062",
+                f"`{statement.word.name}` goes over {'one axis' if high == 1 else f'at most {high} axes'}",
+                statement.axes[high].span,
+            )
+
+    def _section(self, word: str) -> Any:
+        statements = self._all(word)
+        if not statements:
+            return None
+        items = tuple(item for s in statements for item in s.items)
+        whole = syntax.Statement(statements[0].word, statements[0].span, items=items)
+        return self._build(STATEMENTS[word].spec, whole)
+
+    def _optimizer(self) -> plan.OptimizerSpec | None:
+        statement = self._one("optimizer")
+        if statement is None:
+            return None
+        name = statement.subject
+        if name.name not in plan.OPTIMIZERS:
+            self.diagnostics.error(
+                "E044",
+                f"there is no optimizer `{name.name}`",
+                name.span,
+                label="unknown optimizer",
+                help=did_you_mean(name.name, plan.OPTIMIZERS),
+            )
+            return None
+        own = plan.OPTIMIZERS[name.name]
+        found = self._options(
+            statement, options_of(own) | options_of(plan.OptimizerSpec), plan.OptimizerSpec
+        )
+        torch_options = own(**{k: v for k, v in found.values.items() if k in options_of(own)})
+        rest = {k: v for k, v in found.values.items() if k not in options_of(own)}
+        return plan.OptimizerSpec(
+            name=name.name,
+            options={k: getattr(torch_options, k) for k in options_of(own)},
+            given=found.given,
+            span=statement.span,
+            **rest,
+        )
+
+    def _recompute(self, statement: syntax.Statement) -> plan.RecomputeRule | None:
+        patterns = self._patterns(statement.patterns)
+        try:
+            policy, limit = convert_policy(statement.value, self.names)
+        except Problem as problem:
+            problem.report(self.diagnostics)
+            return None
+        return plan.RecomputeRule(
+            patterns=patterns, policy=policy, limit=limit, span=statement.span
+        )
+
+    def _mode(self) -> str:
+        statement = self._one("mode")
+        if statement is None:
+            return "train"
+        return self._value(STATEMENTS["mode"].choice, statement.value) or "train"
+
+    # --- options -------------------------------------------------------------------------
+
+    def _build(self, cls: type, statement: syntax.Statement, **more: Any) -> Any:
+        """An instance of `cls` from the items of `statement`."""
+        found = self._options(statement, options_of(cls), cls)
+        return cls(**found.values, **more, given=found.given, span=statement.span)
+
+    def _options(
+        self,
+        statement: syntax.Statement,
+        known: Mapping[str, Option],
+        cls: type | None = None,
+        free: Kind | None = None,
+    ) -> Options:
+        """The converted items of a statement; `free` is the kind of options not in `known`."""
+        found = Options()
+        words = {p.words: name for name, p in (patterns_of(cls) if cls else {}).items()}
+        for item in statement.items:
+            if isinstance(item, syntax.PatternItem):
+                self._pattern_item(statement, item, words, known, found)
+                continue
+            name = item.name.name
+            kind = known[name].kind if name in known else free
+            if kind is None:
+                self._unknown_option(statement, item.name, known, words)
+                continue
+            if name in found.given:
+                self._twice(f"`{name}`", item.name.span, found.given[name])
+            found.given[name] = item.name.span
+            try:
+                found.values[name] = kind.convert(item.value, self.names)
+            except Problem as problem:
+                problem.report(self.diagnostics)
+        return found
+
+    def _pattern_item(
+        self,
+        statement: syntax.Statement,
+        item: syntax.PatternItem,
+        words: Mapping[tuple[str, ...], str],
+        known: Mapping[str, Option],
+        found: Options,
+    ) -> None:
+        spelled = tuple(w.name for w in item.words)
+        name = words.get(spelled)
+        if name is not None:
+            earlier = found.values.get(name, ())
+            found.values[name] = (*earlier, *self._patterns(item.patterns, earlier))
+            found.given.setdefault(name, item.words[0].span)
+        elif item.words[0].name in known:
+            self.diagnostics.error(
+                "E020",
+                f"`=` is missing after `{item.words[0].name}`",
+                item.words[0].span.end(),
+                label="expected `=`",
+            )
+        else:
+            best = next((" ".join(w) for w in words if w[0] == spelled[0]), None)
+            self._unknown_option(statement, item.words[0], known, words, best)
+
+    def _unknown_option(
+        self,
+        statement: syntax.Statement,
+        name: syntax.Name,
+        known: Mapping[str, Option],
+        words: Mapping[tuple[str, ...], str],
+        best: str | None = None,
+    ) -> None:
+        word = statement.word.name
+        spelled = [*known, *(" ".join(w) for w in words)]
+        help = (f"did you mean `{best}`?",) if best else did_you_mean(name.name, spelled)
+        if name.name in (w[0] for w in words) and not best:
+            help = (f'it is written `{name.name} "pattern"`, without `=`',)
+        elsewhere = [
+            f"`{k.word}`"
+            for k in STATEMENTS.values()
+            if k.word != word and k.spec and name.name in options_of(k.spec)
+        ]
+        notes = f"`{name.name}` is an option of {' and '.join(elsewhere)}" if elsewhere else ()
+        self.diagnostics.error(
+            "E032",
+            f"`{word}` has no option `{name.name}`",
+            name.span,
+            label=f"not an option of `{word}`",
+            notes=notes,
+            help=help,
+        )
+
+    def _patterns(
+        self, strings: tuple[syntax.String, ...], earlier: tuple[plan.Pattern, ...] = ()
+    ) -> tuple[plan.Pattern, ...]:
+        found: list[plan.Pattern] = []
+        for string in strings:
+            if wrong := wrong_pattern(string.text):
+                self.diagnostics.error("E046", wrong, string.span, label="not a pattern")
+                continue
+            same = [p for p in (*earlier, *found) if p.text == string.text]
+            if same:
+                self._twice("this pattern", string.span, same[0].span)
+            found.append(plan.Pattern(string.text, string.span))
+        return tuple(found)
+
+    # --- help ----------------------------------------------------------------------------
+
+    def _value(self, kind: Kind, node: syntax.Value) -> Any:
+        """The value of `node`, or None and a diagnostic."""
+        try:
+            return kind.convert(node, self.names)
+        except Problem as problem:
+            problem.report(self.diagnostics)
+            return None
+
+    def _all(self, word: str) -> list[syntax.Statement]:
+        return [
+            s
+            for s in self.program.statements
+            if isinstance(s, syntax.Statement) and s.word.name == word
+        ]
+
+    def _one(self, word: str) -> syntax.Statement | None:
+        found = self._all(word)
+        return found[0] if found else None
+
+    def _twice(self, what: str, span: Span, first: Span) -> None:
+        self.diagnostics.error(
+            "E030",
+            f"{what} is given twice",
+            span,
+            label="given again here",
+            related=[Label(first, "first given here")],
+        )
