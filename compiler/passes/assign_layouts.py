@@ -1,0 +1,176 @@
+"""assign_layouts: layouts for the whole model, and the prologue that is computed once a step.
+
+Micro-batches are an axis in time. What would have to be communicated along it and depends on the batch alone (the
+number of valid labels, a mask that mixes samples) is *hoisted* into the prologue, which sees the whole local batch
+before the first micro-batch.
+
+    before:  %n : float32[] = aten.sum.default(%valid)               # labels of all micro-batches
+             %loss : float32[] = aten.div.Tensor(%total, %n)
+    after:   graph prologue { … %n.1 : float32[] {} = planc.all_reduce(%n, ['dp', 'micro'], 'sum')  output n = %n.1 }
+             graph main { input %n : float32[] {}  # kind=hoisted
+                          %loss : float32[] {dp: P, micro: P} = aten.div.Tensor(%total, %n) }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.ir.graph import Graph, Node, Origin, Value, map_values
+from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Shard
+from compiler.layout.propagate import NeedsHoist, Propagation, TimeMixing, propagate
+from compiler.layout.redistribute import Redistributor
+
+
+@dataclass(frozen=True)
+class LayoutRequest:
+    """The mesh (with the time axis innermost, if any), the axes that split the batch, and layouts of the inputs."""
+
+    mesh: Mesh
+    batch_axes: tuple[str, ...]
+    inputs: Mapping[str, Layout]
+    time_axis: str | None = None
+    ragged: bool = False
+
+
+@dataclass
+class Assigned:
+    """Graphs with layouts. `full_batches`: something needs every row of the batch to be real."""
+
+    main: Graph
+    prologue: Graph | None
+    fallbacks: list[Node]
+    full_batches: list[Node]
+
+
+def assign_layouts(graph: Graph, request: LayoutRequest) -> Assigned:
+    """Propagate layouts, hoisting until nothing is communicated along time. Raises TimeMixing where that fails."""
+    batch_only = batch_only_values(graph)
+    hoisted: dict[Value, None] = dict.fromkeys(_early_hoists(graph, request, batch_only))
+    while True:
+        prologue = _prologue(graph, list(hoisted), request) if hoisted else None
+        main, source_inputs = _main(graph, hoisted)
+        layouts = {value: request.inputs.get(value.name, Layout()) for value in graph.inputs}
+        if prologue is not None:
+            layouts |= {v: prologue.outputs[v.name].layout or Layout() for v in source_inputs}
+        hoistable = _Hoistable(batch_only)
+        try:
+            found = propagate(main, request.mesh, layouts, request.time_axis, request.ragged, hoistable)
+        except NeedsHoist as more:
+            hoisted |= dict.fromkeys(more.values)
+            continue
+        finish_outputs(found, request)
+        found.graph.remove_dead()
+        full = [n for n in found.graph.nodes if _joins_rows(n, request)]
+        return Assigned(found.graph, prologue, found.fallbacks, full)
+
+
+class _Hoistable:
+    def __init__(self, batch_only: set[Value]):
+        self.batch_only = batch_only
+
+    def __call__(self, value: Value) -> bool:
+        return value in self.batch_only
+
+
+def batch_only_values(graph: Graph) -> set[Value]:
+    """Values that depend on the batch and constants alone, not on parameters or buffers."""
+    found = {value for value in graph.inputs if value.kind in ("batch", "constant")}
+    for node in graph.nodes:
+        if all(value in found for value in node.inputs):
+            found.update(out for out in node.outputs if out is not None)
+    return found
+
+
+def _early_hoists(graph: Graph, request: LayoutRequest, batch_only: set[Value]) -> list[Value]:
+    """Sums over the batch that depend on it alone: sure to be hoisted, so found before the large sweep."""
+    if request.time_axis is None or request.mesh.size(request.time_axis) == 1:
+        return []
+    small = Graph("batch_only", [v for v in graph.inputs if v in batch_only])
+    small.nodes = [n for n in graph.nodes if n.inputs and all(v in batch_only for v in n.inputs)]
+    outer = [n for n in graph.nodes if not n.inputs]
+    small.nodes = [n for n in graph.nodes if n in set(small.nodes) | set(outer)]
+    layouts = {v: request.inputs.get(v.name, Layout()) for v in small.inputs}
+    try:
+        found = propagate(small, request.mesh, layouts, request.time_axis, request.ragged, lambda value: True)
+    except NeedsHoist as more:
+        return list(more.values)
+    return [old for old, new in found.values.items() if isinstance(new.layout[request.time_axis], Partial)]
+
+
+def _prologue(graph: Graph, hoisted: list[Value], request: LayoutRequest) -> Graph:
+    """The graph that makes the hoisted values from the whole local batch: along time nothing is split there."""
+    once = Graph("prologue", list(graph.inputs), list(graph.nodes), {v.name: v for v in hoisted})
+    once.remove_dead()
+    used = {v for node in once.nodes for v in node.inputs} | set(hoisted)
+    once.inputs = [v for v in once.inputs if v in used]
+    assert request.time_axis is not None
+    mesh = Mesh(tuple((axis, 1 if axis == request.time_axis else size) for axis, size in request.mesh.axes))
+    layouts = {v: request.inputs.get(v.name, Layout()) for v in once.inputs}
+    found = propagate(once, mesh, layouts, request.time_axis, request.ragged)
+    moves = Redistributor(found.graph, mesh)
+    moves.main = list(found.graph.nodes)
+    for role, value in found.graph.outputs.items():
+        # Parts of the batch stay apart; sums are completed; along time everything is whole.
+        places = {a: p if isinstance(p, Shard) and a != request.time_axis else R for a, p in value.layout.items()}
+        found.graph.outputs[role] = moves.to(value, Layout(places), Origin())
+    found.graph.nodes = moves.ordered()
+    return found.graph
+
+
+def _main(graph: Graph, hoisted: Mapping[Value, None]) -> tuple[Graph, list[Value]]:
+    """The graph without what only the hoisted values need; they become inputs of it."""
+    if not hoisted:
+        return graph, []
+    stand_ins = {v: Value(v.name, v.dtype, v.shape, "hoisted") for v in hoisted}
+    main = Graph("main", list(graph.inputs), [], dict(graph.outputs))
+    env: dict[Value, Value] = dict(stand_ins)
+    for node in graph.nodes:
+        if any(out in stand_ins for out in node.outputs):
+            continue
+        args, kwargs = map_values((node.args, node.kwargs), lambda value: env.get(value, value))
+        copy = Node(node.op, args, kwargs, [], node.origin)
+        for out in node.outputs:
+            made = out and Value(out.name, out.dtype, out.shape, "", out.differentiable, producer=copy)
+            copy.outputs.append(made)
+            if out is not None and made is not None:
+                env[out] = made
+        main.nodes.append(copy)
+    main.outputs = {role: env.get(value, value) for role, value in graph.outputs.items()}
+    main.inputs += list(stand_ins.values())
+    main.remove_dead()
+    return main, list(stand_ins.values())
+
+
+def finish_outputs(found: Propagation, request: LayoutRequest) -> None:
+    """Bring the outputs where the runtime expects them: scalars as terms of a sum, buffers whole."""
+    graph = found.graph
+    moves = Redistributor(graph, request.mesh)
+    moves.main = list(graph.nodes)
+    split = (*request.batch_axes, *((request.time_axis,) if request.time_axis else ()))
+    for role, value in graph.outputs.items():
+        places: dict[str, Placement] = {}
+        for axis in request.mesh.names:
+            place = value.layout[axis]
+            if role.startswith("buffer:") or isinstance(place, Shard):
+                keeps = isinstance(place, Partial) and place.op == "avg"
+                places[axis] = place if keeps else R
+            elif isinstance(place, Partial):
+                places[axis] = place
+            else:
+                places[axis] = P if axis in split else R
+        time = request.time_axis
+        if time and request.mesh.size(time) > 1 and places.get(time, R) == R and value.layout[time] != R:
+            assert value.producer is not None
+            raise TimeMixing(value.producer, value)
+        graph.outputs[role] = moves.to(value, Layout(places), Origin())
+    graph.nodes = moves.ordered()
+
+
+def _joins_rows(node: Node, request: LayoutRequest) -> bool:
+    """Whether the node makes one whole of rows that may not all be real."""
+    time = request.time_axis
+    if not request.ragged or time is None or not node.op.startswith("planc."):
+        return False
+    value, out = node.args[0], node.outputs[0]
+    return isinstance(value, Value) and isinstance(value.layout[time], Shard) and out.layout[time] == R

@@ -1,0 +1,1 @@
+"""Cutting a model's graph into segments, and finding equal ones."""
