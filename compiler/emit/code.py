@@ -1,0 +1,150 @@
+"""Readable Python for a segment's local code."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+from compiler.autodiff.partition import SegmentCode
+from compiler.ir.graph import Node, Value
+from compiler.ir.text import format_type
+
+_TEMPLATE = jinja2.Environment(
+    trim_blocks=False, lstrip_blocks=False, keep_trailing_newline=True, autoescape=False
+).from_string((files("compiler.emit") / "templates" / "segment.py.j2").read_text())
+
+RESERVED = {"ctx", "torch", "aten", "forward", "backward", "NEEDED", "GIVEN", "WANTED"}
+
+
+def segment_source(name: str, code: SegmentCode, used_by: list[str]) -> str:
+    """The file for one distinct segment."""
+    writer = _Writer(code)
+    arguments = [writer.name(value) for value in code.arguments]
+    forward = writer.lines(code.forward, keep=[*code.results, *code.saved, *code.arguments])
+    results, saved = writer.tuple(code.results), writer.tuple(code.saved)
+    passed = [code.arguments[k] for k in code.needed] + code.saved + code.cotangents
+    backward_arguments = [writer.name(value) for value in passed]
+    backward = writer.lines(code.backward, keep=code.gradients, release=passed)
+    calls = ", ".join(used_by[:6]) + (f" and {len(used_by) - 6} more" if len(used_by) > 6 else "")
+    return _TEMPLATE.render(
+        title=f"Segment {name}.",
+        used_by=calls,
+        needed=tuple(code.needed),
+        given=tuple(code.given),
+        wanted=tuple(code.wanted),
+        operators=writer.operators(),
+        arguments=arguments,
+        forward=forward,
+        results=results,
+        saved=saved,
+        has_backward=bool(code.wanted),
+        backward_arguments=backward_arguments,
+        backward=backward,
+        gradients=writer.tuple(code.gradients),
+    )
+
+
+class _Writer:
+    """Names and lines for one file."""
+
+    def __init__(self, code: SegmentCode):
+        self.code = code
+        self.names: dict[Value, str] = {}
+        self.taken: set[str] = set(RESERVED)
+        self.targets: dict[str, str] = {}
+        self.mentioned: dict[str, str] = {}
+
+    def name(self, value: Value) -> str:
+        if value not in self.names:
+            base = "".join(c if c.isalnum() or c == "_" else "_" for c in value.name)
+            if not base[0].isalpha() and base[0] != "_" or keyword.iskeyword(base):
+                base = f"v_{base}"
+            name, k = base, 1
+            while name in self.taken:
+                name, k = f"{base}_{k}", k + 1
+            self.taken.add(name)
+            self.names[value] = name
+        return self.names[value]
+
+    def tuple(self, values: Iterable[Value]) -> str:
+        names = [self.name(value) for value in values]
+        return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+    def operators(self) -> list[tuple[str, str]]:
+        return [(name, f"torch.ops.{target}") for target, name in self.targets.items()]
+
+    def lines(self, nodes: list[Node], keep: Iterable[Value], release: Iterable[Value] = ()) -> list[str]:
+        """Assignments, a comment where the model's line changes, and `del` behind the last use of a value."""
+        kept = set(keep)
+        last: dict[Value, int] = {}
+        own = set(release) | {out for node in nodes for out in node.outputs if out is not None}
+        for k, node in enumerate(nodes):
+            last.update((value, k) for value in node.inputs if value in own and value not in kept)
+        lines, place = [], ""
+        for k, node in enumerate(nodes):
+            where = self.place(node)
+            if where != place:
+                lines.append(f"# {where}" if where else "#")
+                place = where
+            lines.append(self.assignment(node))
+            dead = [self.name(value) for value in dict.fromkeys(node.inputs) if last.get(value) == k]
+            if dead:
+                lines.append(f"del {', '.join(dead)}")
+        return lines
+
+    def place(self, node: Node) -> str:
+        origin = node.origin
+        parts = [part for part in (origin.module, origin.source, origin.code) if part]
+        return "  ".join(parts)
+
+    def assignment(self, node: Node) -> str:
+        targets = ", ".join("_" if out is None else self.name(out) for out in node.outputs)
+        if len(node.outputs) == 1 and node.op == "planc.opaque_backward":
+            targets += ","
+        comment = ", ".join(self.type(out) for out in node.outputs if out is not None)
+        return f"{targets} = {self.call(node)}  # {comment}"
+
+    def type(self, value: Value) -> str:
+        meaning = self.code.meaning.get(value)
+        return format_type(meaning if meaning is not None else value)
+
+    def call(self, node: Node) -> str:
+        arguments = [self.argument(item) for item in node.args]
+        arguments += [
+            f"{key}=ctx.device" if item == "device" else f"{key}={self.argument(item)}"
+            for key, item in node.kwargs.items()
+            if item is not None
+        ]
+        return f"{self.function(node.op)}({', '.join(arguments)})"
+
+    def function(self, op: str) -> str:
+        if op.startswith("planc."):
+            return f"ctx.{op.removeprefix('planc.')}"
+        if op not in self.targets:
+            _, packet, overload = op.split(".")
+            packet = packet.lstrip("_") if packet.lstrip("_") not in self.targets.values() else packet
+            name = packet if packet not in self.targets.values() else f"{packet}_{overload}"
+            if keyword.iskeyword(name):
+                name += "_"
+            while name in self.targets.values():
+                name += "_"
+            self.targets[op] = name
+        return f"aten.{self.targets[op]}"
+
+    def argument(self, item: Any) -> str:
+        if isinstance(item, Value):
+            return self.name(item)
+        if isinstance(item, tuple):
+            inner = ", ".join(self.argument(part) for part in item)
+            return f"({inner}{',' if len(item) == 1 else ''})"
+        if isinstance(item, str) and item.startswith("torch."):
+            return item
+        if item == "device":
+            return "ctx.device"
+        if isinstance(item, float) and (item != item or item in (float("inf"), float("-inf"))):
+            return f'float("{item}")'
+        return repr(item)

@@ -1,0 +1,217 @@
+"""The program: everything that a compiled plan says, as it is stored in a program folder.
+
+    program.yaml        this module's `Program`
+    instructions/0.txt  the instruction stream of each pipeline stage
+    segments/*.py       generated code, one file for each distinct segment
+    constants.safetensors  tensors that the model holds besides parameters and buffers, if any
+
+References to tensors are strings: "batch:tokens", "param:embed.weight", "buffer:cos", "const:mask", "once:count" (made
+by the prologue), or a slot, "layers.3/x", made by a call for each micro-batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runtime.instructions import Instruction, format_stream, parse_stream
+
+VERSION = 1
+
+
+class ProgramError(Exception):
+    """The folder holds no program that this runtime can run; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A batch input. `shape` is global; dimension `batch_dim` holds the rows (None: the same on all ranks)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    batch_dim: int | None = 0
+    cuts: str = ""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter by its logical name. `cuts` say which part a rank holds; `trained`: the optimizer updates it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trained: bool
+    cuts: str = ""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer. `update`: the slot with its new contents at the end of a step; `average`: the axes (and "micro") over
+    which parts with statistics of their own are averaged (`local_statistics`)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    persistent: bool = True
+    update: str | None = None
+    average: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Output:
+    """A scalar that the step reports: the sum (or maximum) of a slot over micro-batches and over `axes`."""
+
+    name: str
+    slot: str
+    axes: tuple[str, ...] = ()
+    op: str = "sum"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a kind's code. `arguments` and `results` are references in the order of the code's own; `gradients`
+    are the references of the arguments that get a gradient. `site` is the first random site of this call."""
+
+    name: str
+    kind: str
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    gradients: tuple[str, ...] = ()
+    site: int = 0
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters whose gradients are reduced together over `axes`, in one flat buffer. The first `decayed` of
+    `parameters` have weight decay."""
+
+    name: str
+    dtype: str
+    axes: tuple[str, ...]
+    parameters: tuple[str, ...]
+    decayed: int
+    numel: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled plan."""
+
+    name: str
+    mesh: dict[str, int]
+    microbatches: int
+    batch: int
+    rows: int
+    ragged: bool
+    full_batches: bool
+    batch_axes: tuple[str, ...]
+    model: dict[str, Any]
+    inputs: tuple[Input, ...]
+    parameters: tuple[Parameter, ...]
+    ties: dict[str, str]
+    buffers: tuple[Buffer, ...]
+    constants: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    kinds: dict[str, str]
+    prologue: Call | None
+    calls: tuple[Call, ...]
+    buckets: tuple[Bucket, ...]
+    optimizer: dict[str, Any] | None
+    clip: dict[str, float] | None
+    train: dict[str, Any]
+    opaque: tuple[str, ...] = ()
+    widen: bool = False
+    mode: str = "train"
+    stages: int = 1
+    version: int = VERSION
+    folder: Path | None = field(default=None, compare=False)
+    streams: tuple[tuple[Instruction, ...], ...] = field(default=(), compare=False)
+
+    @property
+    def world(self) -> int:
+        size = 1
+        for ways in self.mesh.values():
+            size *= ways
+        return size
+
+
+def save(program: Program, folder: Path) -> None:
+    """Write program.yaml and the instruction streams."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = _plain({f.name: getattr(program, f.name) for f in dataclasses.fields(program) if f.compare})
+    header = "# A program compiled by planc. Read by `python -m runtime` and `planc`; see docs/program.md.\n"
+    (folder / "program.yaml").write_text(header + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=110))
+    (folder / "instructions").mkdir(exist_ok=True)
+    for stage, stream in enumerate(program.streams):
+        (folder / "instructions" / f"{stage}.txt").write_text(format_stream(stream))
+
+
+def load(folder: str | Path) -> Program:
+    """The program in a folder. Raises ProgramError."""
+    folder = Path(folder)
+    path = folder / "program.yaml"
+    if not path.is_file():
+        raise ProgramError(f"{folder} holds no program.yaml; compile one with: planc compile PLAN.plan")
+    try:
+        data = yaml.load(path.read_text(), Loader=_LOADER)
+        if data.get("version") != VERSION:
+            raise ProgramError(
+                f"{folder} was compiled for program version {data.get('version')}, this runtime reads version "
+                f"{VERSION}; compile the plan again"
+            )
+        program = _typed(Program, data)
+        streams = tuple(
+            tuple(parse_stream((folder / "instructions" / f"{stage}.txt").read_text()))
+            for stage in range(program.stages)
+        )
+    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError, OSError) as error:
+        raise ProgramError(f"{path} is damaged ({error}); compile the plan again") from error
+    return dataclasses.replace(program, folder=folder, streams=streams)
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Short lists and leaf mappings on one line each, so that a program reads as a table."""
+
+
+class _Line(dict):
+    """A mapping that is written on one line."""
+
+
+_Dumper.add_representer(_Line, lambda d, m: d.represent_mapping("tag:yaml.org,2002:map", m.items(), flow_style=True))
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses and tuples as what YAML has."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _Line({f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """The inverse of `_plain`, led by the type annotations."""
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        inner = [item for item in typing.get_args(kind) if item is not type(None)]
+        return None if value is None else _typed(inner[0], value)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{key: _typed(hints[key], item) for key, item in value.items()})
+    if origin is tuple:
+        item_kind = typing.get_args(kind)[0]
+        return tuple(_typed(item_kind, item) for item in value)
+    return value
