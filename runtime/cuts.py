@@ -8,7 +8,7 @@ product of `axes` (outermost first) into parts of `ceil(count / ways)`; the last
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -35,13 +35,32 @@ class Cut:
         length = math.ceil(self.count / ways)
         return index * length, length
 
-    def index(self, sizes: Mapping[str, int], coords: Mapping[str, int], device: torch.device | None = None):
-        """The global positions along the dimension that this part holds, padding clamped: int64[local size]."""
-        start, length = self.part(sizes, coords)
-        where = torch.arange(start, start + length, device=device).clamp_(max=max(self.count - 1, 0))
-        outer = torch.arange(self.outer, device=device)[:, None, None] * (self.count * self.unit)
-        unit = torch.arange(self.unit, device=device)
-        return (outer + where[None, :, None] * self.unit + unit).reshape(-1)
+
+def positions(
+    cuts: Sequence[Cut], size: int, sizes: Mapping[str, int], coords: Mapping[str, int], device: torch.device
+) -> torch.Tensor:
+    """The global positions along a dimension of `size` that the part under all its `cuts` holds: int64[local size].
+
+    In padding the last position is repeated.
+    """
+    where = torch.arange(size, device=device)
+    # From the innermost factor outwards, so that the outer factors of a cut are still whole when it is applied.
+    for cut in sorted(cuts, key=lambda cut: -cut.outer):
+        start, length = cut.part(sizes, coords)
+        chosen = torch.arange(start, start + length, device=device).clamp_(max=max(cut.count - 1, 0))
+        where = where.view(cut.outer, cut.count, -1)[:, chosen].reshape(-1)
+    return where
+
+
+def local_part(
+    tensor: torch.Tensor, cuts: Sequence[Cut], sizes: Mapping[str, int], coords: Mapping[str, int]
+) -> torch.Tensor:
+    """The part of a global tensor; padding repeats the last real entry."""
+    for dim in {cut.dim for cut in cuts}:
+        own = [cut for cut in cuts if cut.dim == dim]
+        index = positions(own, tensor.shape[dim], sizes, coords, tensor.device)
+        tensor = tensor.index_select(dim, index)
+    return tensor
 
 
 @cache

@@ -35,6 +35,22 @@ def cut_text(axes: Iterable[str], dim: int, outer: int, count: int, unit: int, m
     return str(Cut(dim, tuple(axis for axis in axes if mesh.size(axis) > 1), outer, count, unit))
 
 
+def local_cut(value: Value, axes: Iterable[str], shard: Shard, mesh: Mesh) -> str:
+    """The cut `shard` of a value of which other axes may cut other factors of the same dimension already."""
+    layout = value.layout or Layout()
+    outer, unit = shard.outer, shard.unit
+    for other in {place for place in layout.values() if isinstance(place, Shard) and place.dim == shard.dim}:
+        if other == shard:
+            continue
+        ways = math.prod(mesh.size(axis) for axis in shard_axes(layout, other, mesh))
+        count = value.shape[other.dim] // (other.outer * other.unit)
+        left = other.outer < shard.outer
+        outer, unit = (outer * math.ceil(count / ways) // count, unit) if left else (
+            outer, unit * math.ceil(count / ways) // count)
+    count = value.shape[shard.dim] // (shard.outer * shard.unit)
+    return cut_text(axes, shard.dim, outer, count, unit, mesh)
+
+
 def cuts_text(value: Value, mesh: Mesh) -> str:
     """All cuts of a value, as the runtime reads them."""
     found: dict[Shard, str] = {}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from compiler.autodiff.local import cut_text, cuts_text, shape_of
+from compiler.autodiff.local import cuts_text, local_cut, shape_of
 from compiler.ir.graph import Node, Value, values_in
-from compiler.layout.placement import Replicate
+from compiler.layout.placement import Replicate, Shard
 
 if TYPE_CHECKING:
     from compiler.autodiff.trace import Tracer
@@ -33,8 +33,8 @@ def backward(op: str) -> Callable[[Backward], Backward]:
 
 
 def _cut(tracer: Tracer, node: Node) -> str:
-    axes, dim, outer, count, unit = node.args[1:6]
-    return cut_text(axes, dim, outer, count, unit, tracer.mesh)
+    axes, dim, outer, _, unit = node.args[1:6]
+    return local_cut(node.args[0], axes, Shard(dim, outer, unit), tracer.mesh)
 
 
 def _record(tracer: Tracer, node: Node, op: str, *args: Any) -> torch.Tensor:
@@ -169,7 +169,7 @@ def cross_entropy(tracer: Tracer, node: Node) -> torch.Tensor:
 def rows(tracer: Tracer, node: Node) -> torch.Tensor:
     """The number of elements that a mean runs over, counting only real rows of the batch."""
     out = node.outputs[0]
-    return _made(tracer, "planc.rows", node.args, (), out.dtype)
+    return _made(tracer, "planc.rows", (*node.args, f"torch.{out.dtype}"), (), out.dtype)
 
 
 def _dropout_mask(tracer: Tracer, value: Value, p: float, site: int) -> torch.Tensor:

@@ -1,0 +1,197 @@
+"""The context of a rank: what generated code calls besides ATen operators.
+
+It knows where the rank stands on the mesh, which micro-batch and step it is at, and does the communication of
+redistributions inside segments. A cut is written as `runtime.cuts` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime import attention as attention_kernels
+from runtime import random
+from runtime.cuts import Cut, parse_cuts, positions
+from runtime.mesh import Mesh
+from runtime.transport import Transport
+
+TIME = "micro"
+
+
+class RankContext:
+    """`coords` has the rank's coordinate on each axis, and the current micro-batch under "micro"."""
+
+    def __init__(self, mesh: Mesh, transport: Transport, microbatches: int, seed: int, batch: int):
+        self.mesh, self.transport = mesh, transport
+        self.device = transport.device
+        self.sizes = dict(mesh.axes) | {TIME: microbatches}
+        self.coords = mesh.coords(transport.rank) | {TIME: 0}
+        self.seed, self.step, self.site = seed, 0, 0
+        self.batch = self.real_rows = batch
+        self.where = ""
+        self.opaque_modules: Mapping[str, Any] = {}
+        self._groups: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._tapes: dict[int, Any] = {}
+        self._index_cache: dict[Any, list[Tensor]] = {}
+
+    def group(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        if axes not in self._groups:
+            self._groups[axes] = self.mesh.group(self.transport.rank, axes)
+        return self._groups[axes]
+
+    # -- communication -------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x: Tensor, axes: tuple[str, ...], op: str) -> Tensor:
+        """P → R over the axes."""
+        out = x.clone(memory_format=torch.contiguous_format)
+        self.transport.all_reduce(out, self.group(axes), op=op, label=f"{self.where}: all_reduce over {axes}")
+        return out
+
+    def all_gather(self, x: Tensor, cut: str) -> Tensor:
+        """S → R: the parts in their order, padding removed."""
+        (c,) = parse_cuts(cut)
+        ways = len(self.group(c.axes))
+        parts = x.new_empty((ways, *x.shape))
+        self.transport.all_gather(
+            parts, x.contiguous(), self.group(c.axes), label=f"{self.where}: all_gather over {c.axes}"
+        )
+        return self._joined(parts, c)
+
+    def _joined(self, parts: Tensor, c: Cut) -> Tensor:
+        """[ways, …, outer*length*unit, …] → […, outer*count*unit, …]."""
+        ways, shape = parts.shape[0], parts.shape[1:]
+        length = math.ceil(c.count / ways)
+        split = parts.view(ways, *shape[: c.dim], c.outer, length, c.unit, *shape[c.dim + 1 :])
+        whole = split.movedim(0, c.dim + 1).flatten(c.dim + 1, c.dim + 2).narrow(c.dim + 1, 0, c.count)
+        return whole.flatten(c.dim, c.dim + 2) if c.dim + 2 < whole.dim() else whole.flatten(c.dim)
+
+    def _parts(self, x: Tensor, c: Cut, ways: int) -> Tensor:
+        """The inverse of `_joined`, padded with zeros: [ways, …]."""
+        length = math.ceil(c.count / ways)
+        split = x.unflatten(c.dim, (c.outer, c.count, c.unit))
+        if length * ways != c.count:
+            pad = split.new_zeros(
+                (*split.shape[: c.dim + 1], length * ways - c.count, *split.shape[c.dim + 2 :])
+            )
+            split = torch.cat([split, pad], c.dim + 1)
+        split = split.unflatten(c.dim + 1, (ways, length)).movedim(c.dim + 1, 0)
+        return split.flatten(c.dim + 1, c.dim + 3).contiguous()
+
+    def reduce_scatter(self, x: Tensor, cut: str) -> Tensor:
+        """P → S."""
+        (c,) = parse_cuts(cut)
+        group = self.group(c.axes)
+        parts = self._parts(x, c, len(group))
+        out = torch.empty_like(parts[0])
+        self.transport.reduce_scatter(out, parts, group, label=f"{self.where}: reduce_scatter over {c.axes}")
+        return out
+
+    def all_to_all(self, x: Tensor, axis: str, source: int, target: int) -> Tensor:
+        """S(source) → S(target): both dimensions are divisible."""
+        group = self.group((axis,))
+        parts = x.unflatten(target, (len(group), -1)).movedim(target, 0).contiguous()
+        out = torch.empty_like(parts)
+        self.transport.all_to_all(out, parts, group, label=f"{self.where}: all_to_all over {axis}")
+        return out.movedim(0, source).flatten(source, source + 1)
+
+    # -- local parts ---------------------------------------------------------------------------------------------
+
+    def shard(self, x: Tensor, cut: str) -> Tensor:
+        """R → S or V → S: this rank's part; padding repeats the last entry."""
+        (c,) = parse_cuts(cut)
+        if not c.axes:
+            return x
+        ways = math.prod(self.sizes[axis] for axis in c.axes)
+        held = x.shape[c.dim] // (c.outer * c.unit)  # less than c.count where other axes cut the factor already
+        start, length = Cut(c.dim, c.axes, c.outer, held, c.unit).part(self.sizes, self.coords)
+        split = x.unflatten(c.dim, (c.outer, held, c.unit))
+        if length * ways == held:
+            part = split.narrow(c.dim + 1, start, length)
+        else:
+            index = torch.arange(start, start + length, device=x.device).clamp_(max=held - 1)
+            part = split.index_select(c.dim + 1, index)
+        return part.flatten(c.dim, c.dim + 2)
+
+    def unshard(self, x: Tensor, cut: str) -> Tensor:
+        """The transpose of V → S: this rank's part in its place, zeros elsewhere."""
+        (c,) = parse_cuts(cut)
+        if not c.axes:
+            return x
+        ways = math.prod(self.sizes[axis] for axis in c.axes)
+        length = x.shape[c.dim] // (c.outer * c.unit)
+        held = min(c.count, length * ways)
+        start, _ = Cut(c.dim, c.axes, c.outer, held, c.unit).part(self.sizes, self.coords)
+        split = x.unflatten(c.dim, (c.outer, length, c.unit))
+        out = split.new_zeros((*split.shape[: c.dim + 1], held, *split.shape[c.dim + 2 :]))
+        real = max(0, min(length, held - start))
+        out.narrow(c.dim + 1, min(start, held), real).copy_(split.narrow(c.dim + 1, 0, real))
+        return out.flatten(c.dim, c.dim + 2)
+
+    def first(self, x: Tensor, axis: str) -> Tensor:
+        """V → P: the first rank (or micro-batch) keeps the value, the others add nothing."""
+        return x if self.coords[axis] == 0 else torch.zeros_like(x)
+
+    def mask(self, x: Tensor, cut: str, limit: int | str, reduction: str) -> Tensor:
+        """The reduction's neutral element where the cut dimension is padding (or a row that is not real)."""
+        (c,) = parse_cuts(cut)
+        start, length = c.part(self.sizes, self.coords)
+        real = min(max((self.real_rows if limit == "rows" else int(limit)) - start, 0), length)
+        if real == length:
+            return x
+        fill = {"sum": 0, "max": _extreme(x.dtype, -1), "min": _extreme(x.dtype, 1)}[reduction]
+        out = x.unflatten(c.dim, (c.outer, length, c.unit)).clone()
+        out.narrow(c.dim + 1, real, length - real).fill_(fill)
+        return out.flatten(c.dim, c.dim + 2)
+
+    def rows(self, each: float, dtype: torch.dtype) -> Tensor:
+        """`each` for every real row of the batch."""
+        return torch.full((), each * self.real_rows, dtype=dtype, device=self.device)
+
+    # -- randomness ----------------------------------------------------------------------------------------------
+
+    def dropout_mask(self, local: tuple[int, ...], shape: tuple[int, ...], cuts: str, p: float, site: int) -> Tensor:
+        """bool[local]: which elements of a value of global `shape` survive (see `runtime.random`)."""
+        at = (shape, cuts, self.coords[TIME])
+        if at not in self._index_cache:
+            parsed = parse_cuts(cuts)
+            self._index_cache[at] = [
+                positions([c for c in parsed if c.dim == dim], size, self.sizes, self.coords, self.device)
+                for dim, size in enumerate(shape)
+            ]
+        index = random.global_index(self._index_cache[at], shape)
+        return random.keep_mask(index, p, random.key(self.seed, self.step, self.site + site))
+
+    # -- kernels -------------------------------------------------------------------------------------------------
+
+    attention = staticmethod(attention_kernels.attention)
+    attention_backward = staticmethod(attention_kernels.attention_backward)
+
+    def opaque(self, name: str, operands: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:
+        """Run a module as it is. The last result is a token for `opaque_backward`."""
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_(w) for x, w in zip(operands, wanted)]
+            results = self.opaque_modules[name](*leaves)
+        token = torch.tensor(max(self._tapes, default=-1) + 1, dtype=torch.int64)
+        self._tapes[int(token)] = ([x for x, w in zip(leaves, wanted) if w], results)
+        return (*[r.detach() for r in results], token)
+
+    def opaque_backward(self, name: str, token: Tensor, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+        """The gradients of the wanted operands."""
+        leaves, results = self._tapes.pop(int(token))
+        pairs = [(r, g) for r, g in zip(results, gradients) if g is not None and r.requires_grad]
+        with torch.enable_grad():
+            found = torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+        return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found))
+
+
+def _extreme(dtype: torch.dtype, sign: int) -> float | int | bool:
+    if dtype.is_floating_point:
+        return sign * float("inf")
+    if dtype == torch.bool:
+        return sign > 0
+    info = torch.iinfo(dtype)
+    return info.max if sign > 0 else info.min

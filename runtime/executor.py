@@ -1,0 +1,288 @@
+"""The executor: runs a rank's instruction stream for one step.
+
+Each instruction is one method. Tensors live in slots, one set for each micro-batch; gradients of slots are summed as
+they arrive, those of parameters go straight into the flat buffer of their bucket.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from runtime.context import TIME, RankContext
+from runtime.cuts import parse_cuts
+from runtime.instructions import Instruction
+from runtime.optimizer import FlatOptimizer, clip_coefficient, local_square_sum
+from runtime.program import Call, Output, Program
+from runtime.state import RankState
+from runtime.transport import Work
+
+
+@dataclass
+class StepResult:
+    """What a step reports: Python numbers, the same on every rank. `grad_norm` is None without clipping."""
+
+    loss: float
+    metrics: dict[str, float]
+    grad_norm: float | None = None
+
+
+class InstructionError(RuntimeError):
+    """An instruction failed; the message names it, the segment and the rank. The cause is chained."""
+
+
+@dataclass
+class _Micro:
+    """What is alive of one micro-batch."""
+
+    slots: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    saved: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+
+
+def load_kinds(program: Program) -> dict[str, ModuleType]:
+    """The generated modules of a program, by kind."""
+    modules = {}
+    for kind, file in program.kinds.items():
+        assert program.folder is not None
+        path = program.folder / file
+        name = f"planc_program_{abs(hash(str(path.resolve())))}_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # so that debuggers and pickling of errors find it
+        spec.loader.exec_module(module)
+        modules[kind] = module
+    return modules
+
+
+class Executor:
+    """One rank's step. The optimizer is None for programs that only compute gradients."""
+
+    def __init__(
+        self, program: Program, kinds: Mapping[str, ModuleType], context: RankContext, state: RankState,
+        optimizers: Mapping[str, FlatOptimizer], stage: int = 0,
+    ):  # fmt: skip
+        self.program, self.kinds, self.context, self.state = program, kinds, context, state
+        self.optimizers = optimizers
+        self.stream = program.streams[stage]
+        self.calls = {call.name: call for call in program.calls}
+        self.buckets = {bucket.name: bucket for bucket in program.buckets}
+        self.outputs = {output.slot: output for output in program.outputs}
+        self.inputs = {spec.name: spec for spec in program.inputs}
+        self.actions: dict[str, Callable[[Instruction], None]] = {
+            op: getattr(self, f"do_{op}")
+            for op in ("prologue", "forward", "backward", "drop", "reduce", "wait", "clip", "step", "update", "report")
+        }
+
+    def run(self, batch: Mapping[str, Tensor], rows: int, lr: float) -> StepResult:
+        """One step on this rank's part of the batch; `rows` of the whole batch are real. Updates the state in place.
+
+        Raises InstructionError, naming the instruction, with the cause chained.
+        """
+        self.batch, self.lr = batch, lr
+        self.context.real_rows = rows
+        self.micros = [_Micro() for _ in range(self.program.microbatches)]
+        self.once: dict[str, Tensor] = {}
+        self.touched: set[str] = set()
+        self.works: dict[str, Work] = {}
+        self.reported: dict[str, Tensor] = {}
+        self.new_buffers: dict[str, Tensor] = {}
+        self.coefficient: Tensor | None = None
+        self.norm: Tensor | None = None
+        self.result: StepResult | None = None
+        with torch.no_grad():
+            for instruction in self.stream:
+                try:
+                    self.actions[instruction.op](instruction)
+                except Exception as error:
+                    where = f"rank {self.context.transport.rank}, step {self.context.step}, `{instruction}`"
+                    raise InstructionError(f"{where}: {error}") from error
+        self.context.step += 1
+        assert self.result is not None
+        return self.result
+
+    # -- compute -------------------------------------------------------------------------------------------------
+
+    def do_prologue(self, instruction: Instruction) -> None:
+        call = self.program.prologue
+        assert call is not None
+        context = self.context
+        context.coords[TIME], context.site, context.where = 0, call.site, "prologue"
+        # Along time nothing is split here: the axis has one part.
+        microbatches, context.sizes[TIME] = context.sizes[TIME], 1
+        arguments = [
+            self.batch[ref.removeprefix("batch:")] if ref.startswith("batch:") else self.state.resolve(ref)
+            for ref in call.arguments
+        ]
+        results, _ = self.kinds[call.kind].forward(context, *arguments)
+        context.sizes[TIME] = microbatches
+        self.once = dict(zip((name.removeprefix("once:") for name in call.results), results))
+
+    def enter(self, call: Call, instruction: Instruction) -> _Micro:
+        assert instruction.micro is not None
+        context = self.context
+        context.coords[TIME], context.site, context.where = instruction.micro, call.site, str(instruction)
+        return self.micros[instruction.micro]
+
+    def argument(self, reference: str, micro: int) -> Tensor:
+        kind, colon, name = reference.partition(":")
+        if not colon:
+            return self.micros[micro].slots[reference]
+        if kind == "batch":
+            return self.rows_of(name, micro)
+        if kind == "once":
+            return self.once[name]
+        return self.state.resolve(reference)
+
+    def rows_of(self, name: str, micro: int) -> Tensor:
+        """Micro-batch `micro` of this rank's rows of an input."""
+        tensor, dim = self.batch[name], self.inputs[name].batch_dim
+        parts = self.program.microbatches
+        if dim is None or parts == 1:
+            return tensor
+        rows = tensor.shape[dim] // parts
+        return tensor.narrow(dim, micro * rows, rows)
+
+    def do_forward(self, instruction: Instruction) -> None:
+        call = self.calls[instruction.target]
+        micro = self.enter(call, instruction)
+        arguments = [self.argument(ref, instruction.micro or 0) for ref in call.arguments]
+        results, saved = self.kinds[call.kind].forward(self.context, *arguments)
+        micro.slots.update(zip(call.results, results))
+        if saved:
+            micro.saved[call.name] = saved
+        for slot, value in zip(call.results, results):
+            if slot in self.outputs:
+                self.collect(self.outputs[slot], value)
+
+    def do_backward(self, instruction: Instruction) -> None:
+        call = self.calls[instruction.target]
+        micro = self.enter(call, instruction)
+        module = self.kinds[call.kind]
+        arguments = [self.argument(call.arguments[k], instruction.micro or 0) for k in module.NEEDED]
+        cotangents = [self.cotangent(micro, call.results[k]) for k in module.GIVEN]
+        saved = micro.saved.pop(call.name, ())
+        gradients = module.backward(self.context, *arguments, *saved, *cotangents)
+        del saved, cotangents, arguments
+        for reference, gradient in zip(call.gradients, gradients):
+            if reference.startswith("param:"):
+                self.accumulate(reference.removeprefix("param:"), gradient)
+            elif reference in micro.gradients:
+                micro.gradients[reference] = micro.gradients[reference] + gradient
+            else:
+                micro.gradients[reference] = gradient
+
+    def cotangent(self, micro: _Micro, slot: str) -> Tensor:
+        """The gradient of a result: 1 for the loss, else what its readers gave."""
+        if slot in micro.gradients:
+            return micro.gradients.pop(slot)
+        loss = self.outputs.get(slot)
+        assert loss is not None and loss.name == "loss", f"no gradient for {slot}"
+        return torch.ones((), dtype=micro.slots[slot].dtype, device=self.context.device)
+
+    def accumulate(self, name: str, gradient: Tensor) -> None:
+        """The first gradient of a step overwrites what the buffer held, later ones add to it."""
+        view = self.state.gradient_views[name]
+        if name in self.touched:
+            view.add_(gradient)
+        else:
+            view.copy_(gradient)
+            self.touched.add(name)
+
+    def do_drop(self, instruction: Instruction) -> None:
+        assert instruction.micro is not None
+        slots = self.micros[instruction.micro].slots
+        for name in instruction.targets:
+            slots.pop(name, None)
+
+    # -- gradients and the optimizer -----------------------------------------------------------------------------
+
+    def do_reduce(self, instruction: Instruction) -> None:
+        bucket = self.buckets[instruction.target]
+        self.works[bucket.name] = self.context.transport.all_reduce(
+            self.state.gradients[bucket.name],
+            self.context.group(bucket.axes),
+            wait=False,
+            label=f"{instruction} over {','.join(bucket.axes)} (step {self.context.step})",
+        )
+
+    def do_wait(self, instruction: Instruction) -> None:
+        self.works.pop(instruction.target).wait()
+
+    def do_clip(self, instruction: Instruction) -> None:
+        """One norm over every element of the model, each counted once (Pascanu et al. 2013)."""
+        clip = self.program.clip or {}
+        gradients = list(self.state.gradients.values())
+        if "grad_value" in clip:
+            for gradient in gradients:
+                gradient.clamp_(-clip["grad_value"], clip["grad_value"])
+        if "grad_norm" in clip:
+            self.norm = self.global_norm()
+            self.coefficient = clip_coefficient(self.norm, clip["grad_norm"])
+
+    def global_norm(self) -> Tensor:
+        """The 2-norm of all gradients; where parameters are cut over axes, their parts are summed over those."""
+        by_axes: dict[tuple[str, ...], list[Tensor]] = {}
+        specs = {p.name: p for p in self.program.parameters}
+        for bucket in self.program.buckets:
+            for name in bucket.parameters:
+                axes = tuple(axis for cut in parse_cuts(specs[name].cuts) for axis in cut.axes)
+                by_axes.setdefault(axes, []).append(self.state.gradient_views[name])
+        total = torch.zeros((), dtype=torch.float64, device=self.context.device)
+        for axes, gradients in by_axes.items():
+            part = local_square_sum(gradients).to(total)
+            if axes:
+                part = self.context.all_reduce(part, axes, "sum")
+            total = total + part
+        return total.sqrt()
+
+    def do_step(self, instruction: Instruction) -> None:
+        bucket = self.buckets[instruction.target]
+        gradients = [self.state.gradients[bucket.name][s:e] for _, s, e, _ in self.state.decay_ranges(bucket)]
+        scale = 1.0 if self.coefficient is None else self.coefficient
+        self.optimizers[bucket.name].step(self.lr, gradients, grad_scale=scale)
+
+    # -- buffers and reports -------------------------------------------------------------------------------------
+
+    def collect(self, output: Output, value: Tensor) -> None:
+        known = self.reported.get(output.name)
+        value = value.detach()
+        if known is None:
+            self.reported[output.name] = value.clone()
+        else:
+            self.reported[output.name] = known + value if output.op == "sum" else torch.maximum(known, value)
+
+    def do_update(self, instruction: Instruction) -> None:
+        for buffer in self.program.buffers:
+            if buffer.update is None:
+                continue
+            if buffer.average:
+                parts = [micro.slots[buffer.update] for micro in self.micros]
+                new = torch.stack(parts).mean(0) if TIME in buffer.average and parts[0].is_floating_point() else parts[-1]
+                axes = tuple(axis for axis in buffer.average if axis != TIME)
+                if axes:
+                    new = self.context.all_reduce(new, axes, "sum") / len(self.context.group(axes))
+            else:
+                new = self.micros[-1].slots[buffer.update]
+            self.state.buffers[buffer.name].copy_(new)
+
+    def do_report(self, instruction: Instruction) -> None:
+        """All reported scalars in one message for each set of axes and operation."""
+        found: dict[str, float] = {}
+        sets: dict[tuple[tuple[str, ...], str], list[Output]] = {}
+        for output in self.program.outputs:
+            sets.setdefault((output.axes, output.op), []).append(output)
+        for (axes, op), outputs in sets.items():
+            packed = torch.stack([self.reported[o.name].to(torch.float64) for o in outputs])
+            if axes:
+                packed = self.context.all_reduce(packed, axes, op)
+            found.update(zip((o.name for o in outputs), packed.tolist()))
+        norm = None if self.norm is None else float(self.norm)
+        self.result = StepResult(found.pop("loss"), found, norm)
