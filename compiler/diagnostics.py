@@ -160,12 +160,26 @@ class Diagnostics:
 
 def closest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that `name` is most likely a misspelling of, if one is near."""
-    pool = list(dict.fromkeys(candidates))
-    by_lower = {c.lower(): c for c in reversed(pool)}
-    if name.lower() in by_lower:
-        return by_lower[name.lower()]
-    near = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
-    return by_lower[near[0]] if near else None
+    pool = {c.lower(): c for c in reversed(list(dict.fromkeys(candidates)))}
+    wanted = name.lower()[:80]
+    near = difflib.get_close_matches(wanted, list(pool), n=5, cutoff=0.6)
+    if not near:
+        return None
+    return pool[min(near, key=lambda c: (_typing_distance(wanted, c), sorted(c) != sorted(wanted)))]
+
+
+def _typing_distance(a: str, b: str) -> int:
+    """Letters added, left out, changed or swapped with their neighbour."""
+    rows = [list(range(len(b) + 1))]
+    for i, x in enumerate(a, start=1):
+        row = [i]
+        for j, y in enumerate(b, start=1):
+            best = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                best = min(best, rows[-2][j - 2] + 1)
+            row.append(best)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> tuple[str, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiler.diagnostics import Diagnostics, Label, Span, did_you_mean
+from compiler.diagnostics import Diagnostics, Label, Span, closest, did_you_mean
 from compiler.dsl import plan, syntax
 from compiler.dsl.dtypes import INPUT_DTYPE
 from compiler.dsl.files import Program
@@ -14,7 +14,7 @@ from compiler.dsl.kinds import Anything, Kind, Whole
 from compiler.dsl.names import Environment, Problem
 from compiler.dsl.options import Option, options_of, patterns_of
 from compiler.dsl.policy import convert_policy
-from compiler.dsl.schema import REQUIRED, STATEMENTS
+from compiler.dsl.schema import MANY, REQUIRED, STATEMENTS, StatementKind
 from compiler.dsl.strings import wrong_factory, wrong_pattern
 
 MAX_DIM = 2**40
@@ -48,28 +48,31 @@ class Checker:
     def parts(self) -> dict[str, Any]:
         """The fields of `Plan` that the statements fill."""
         self._required()
-        mesh = self._mesh()
-        fields: dict[str, Any] = {
-            "names": self._names(),
-            "model": self._factory("model", plan.ModelSpec),
-            "loss": self._factory("loss", plan.LossSpec),
-            "inputs": self._inputs(),
-            "mesh": mesh,
-            "recompute": tuple(r for s in self._all("recompute") if (r := self._recompute(s))),
-            "optimizer": self._optimizer(),
-            "mode": self._mode(),
-        }
+        self.axes = [item.name.name for s in self._all("mesh") for item in s.items]
+        fields: dict[str, Any] = {"names": self._names(), "inputs": self._inputs()}
         for kind in STATEMENTS.values():
-            if kind.form == "PATTERNS":
-                found = [p for s in self._all(kind.word) for p in self._patterns(s.patterns)]
-                fields[kind.field] = tuple(found)
-            elif kind.form == "SECTION" or kind.merges:
-                spec = self._section(kind.word)
-                fields[kind.field] = kind.spec() if spec is None and kind.assumed else spec
-            elif kind.form == "STRATEGY":
-                fields[kind.field] = self._strategy(kind.word, [a.name for a in mesh])
+            if kind.form in _BUILDERS:
+                specs = [self._spec(s) for s in self._combined(kind)]
+                fields[kind.field] = _fill(kind, [s for s in specs if s is not None])
+        for statement in self.program.duplicates:  # only for the mistakes inside them
+            if isinstance(statement, syntax.Input):
+                self._input(statement)
+            elif isinstance(statement, syntax.Statement):
+                self._spec(statement)
         self._unused_names()
         return fields
+
+    def _spec(self, statement: syntax.Statement) -> Any:
+        """What a statement means."""
+        return _BUILDERS[STATEMENTS[statement.word.name].form](self, statement)
+
+    def _combined(self, kind: StatementKind) -> list[syntax.Statement]:
+        """The statements of one kind; those that merge, as one."""
+        found = self._all(kind.word)
+        if not kind.merges or not found:
+            return found
+        items = tuple(item for s in found for item in s.items)
+        return [syntax.Statement(found[0].word, found[0].span, items=items)]
 
     def _required(self) -> None:
         have = {s.word.name for s in self.program.statements if isinstance(s, syntax.Statement)}
@@ -106,10 +109,8 @@ class Checker:
                     "W001", f"nothing uses the name `{name}`", definition.name.span
                 )
 
-    def _factory(self, word: str, cls: type) -> Any:
-        statement = self._one(word)
-        if statement is None:
-            return None
+    def _factory(self, statement: syntax.Statement) -> Any:
+        cls = STATEMENTS[statement.word.name].spec
         wrong = wrong_factory(statement.subject.text)
         if wrong:
             self.diagnostics.error("E046", wrong, statement.subject.span)
@@ -177,10 +178,11 @@ class Checker:
             )
         return 0
 
-    def _mesh(self) -> tuple[plan.MeshAxis, ...]:
-        statement = self._one("mesh")
-        if statement is None:
-            return ()
+    def _pairs(self, statement: syntax.Statement) -> Any:
+        kind = STATEMENTS[statement.word.name]
+        return self._mesh(statement) if kind.free_options else self._section(statement)
+
+    def _mesh(self, statement: syntax.Statement) -> tuple[plan.MeshAxis, ...]:
         axes: dict[str, plan.MeshAxis] = {}
         for item in statement.items:
             size = self._value(Whole(1, MAX_AXIS), item.value)
@@ -192,16 +194,14 @@ class Checker:
             )
         return tuple(axes.values())
 
-    def _strategy(self, word: str, known: list[str]) -> Any:
-        statement = self._one(word)
-        if statement is None:
-            return None
-        kind = STATEMENTS[word]
-        self._axes(statement, known, kind.axes)
+    def _strategy(self, statement: syntax.Statement) -> Any:
+        kind = STATEMENTS[statement.word.name]
+        self._check_axes(statement, kind.axes)
         return self._build(kind.spec, statement, axes=tuple(a.name for a in statement.axes))
 
-    def _axes(self, statement: syntax.Statement, known: list[str], count: tuple[int, int]) -> None:
+    def _check_axes(self, statement: syntax.Statement, count: tuple[int, int]) -> None:
         low, high = count
+        known = self.axes
         seen: dict[str, Span] = {}
         for axis in statement.axes:
             if axis.name in seen:
@@ -224,18 +224,10 @@ class Checker:
                 statement.axes[high].span,
             )
 
-    def _section(self, word: str) -> Any:
-        statements = self._all(word)
-        if not statements:
-            return None
-        items = tuple(item for s in statements for item in s.items)
-        whole = syntax.Statement(statements[0].word, statements[0].span, items=items)
-        return self._build(STATEMENTS[word].spec, whole)
+    def _section(self, statement: syntax.Statement) -> Any:
+        return self._build(STATEMENTS[statement.word.name].spec, statement)
 
-    def _optimizer(self) -> plan.OptimizerSpec | None:
-        statement = self._one("optimizer")
-        if statement is None:
-            return None
+    def _optimizer(self, statement: syntax.Statement) -> plan.OptimizerSpec | None:
         name = statement.subject
         if name.name not in plan.OPTIMIZERS:
             self.diagnostics.error(
@@ -245,15 +237,17 @@ class Checker:
                 label="unknown optimizer",
                 help=did_you_mean(name.name, plan.OPTIMIZERS),
             )
+        meant = closest(name.name, plan.OPTIMIZERS) or name.name
+        if meant not in plan.OPTIMIZERS:
             return None
-        own = plan.OPTIMIZERS[name.name]
+        own = plan.OPTIMIZERS[meant]
         found = self._options(
             statement, options_of(own) | options_of(plan.OptimizerSpec), plan.OptimizerSpec
         )
         torch_options = own(**{k: v for k, v in found.values.items() if k in options_of(own)})
         rest = {k: v for k, v in found.values.items() if k not in options_of(own)}
         return plan.OptimizerSpec(
-            name=name.name,
+            name=meant,
             options={k: getattr(torch_options, k) for k in options_of(own)},
             given=found.given,
             span=statement.span,
@@ -271,11 +265,11 @@ class Checker:
             patterns=patterns, policy=policy, limit=limit, span=statement.span
         )
 
-    def _mode(self) -> str:
-        statement = self._one("mode")
-        if statement is None:
-            return "train"
-        return self._value(STATEMENTS["mode"].choice, statement.value) or "train"
+    def _choice(self, statement: syntax.Statement) -> Any:
+        return self._value(STATEMENTS[statement.word.name].choice, statement.value)
+
+    def _pattern_list(self, statement: syntax.Statement) -> tuple[plan.Pattern, ...]:
+        return self._patterns(statement.patterns)
 
     # --- options -------------------------------------------------------------------------
 
@@ -326,7 +320,7 @@ class Checker:
             earlier = found.values.get(name, ())
             found.values[name] = (*earlier, *self._patterns(item.patterns, earlier))
             found.given.setdefault(name, item.words[0].span)
-        elif item.words[0].name in known:
+        elif item.words[0].name in known and not any(spelled[0] == w[0] for w in words):
             self.diagnostics.error(
                 "E020",
                 f"`=` is missing after `{item.words[0].name}`",
@@ -335,7 +329,9 @@ class Checker:
             )
         else:
             best = next((" ".join(w) for w in words if w[0] == spelled[0]), None)
-            self._unknown_option(statement, item.words[0], known, words, best)
+            span = item.words[0].span.to(item.words[-1].span)
+            shown = syntax.Name(" ".join(spelled), span)
+            self._unknown_option(statement, shown, known, words, best)
 
     def _unknown_option(
         self,
@@ -346,21 +342,27 @@ class Checker:
         best: str | None = None,
     ) -> None:
         word = statement.word.name
+        title = f"{word} {getattr(statement.subject, 'name', '')}".rstrip()
         spelled = [*known, *(" ".join(w) for w in words)]
         help = (f"did you mean `{best}`?",) if best else did_you_mean(name.name, spelled)
-        if name.name in (w[0] for w in words) and not best:
+        if (name.name,) in words and not best:
             help = (f'it is written `{name.name} "pattern"`, without `=`',)
         elsewhere = [
             f"`{k.word}`"
             for k in STATEMENTS.values()
             if k.word != word and k.spec and name.name in options_of(k.spec)
         ]
+        elsewhere += [
+            f"`optimizer {other}`"
+            for other, cls in plan.OPTIMIZERS.items()
+            if name.name in options_of(cls) and title != f"optimizer {other}"
+        ]
         notes = f"`{name.name}` is an option of {' and '.join(elsewhere)}" if elsewhere else ()
         self.diagnostics.error(
             "E032",
-            f"`{word}` has no option `{name.name}`",
+            f"`{title}` has no {'patterns' if best else 'option'} `{name.name}`",
             name.span,
-            label=f"not an option of `{word}`",
+            label=f"not an option of `{title}`",
             notes=notes,
             help=help,
         )
@@ -396,10 +398,6 @@ class Checker:
             if isinstance(s, syntax.Statement) and s.word.name == word
         ]
 
-    def _one(self, word: str) -> syntax.Statement | None:
-        found = self._all(word)
-        return found[0] if found else None
-
     def _twice(self, what: str, span: Span, first: Span) -> None:
         self.diagnostics.error(
             "E030",
@@ -408,3 +406,24 @@ class Checker:
             label="given again here",
             related=[Label(first, "first given here")],
         )
+
+
+_BUILDERS: dict[str, Callable[[Checker, syntax.Statement], Any]] = {
+    "FACTORY": Checker._factory,
+    "OPTIMIZER": Checker._optimizer,
+    "STRATEGY": Checker._strategy,
+    "SECTION": Checker._section,
+    "PAIRS": Checker._pairs,
+    "PATTERNS": Checker._pattern_list,
+    "RULE": Checker._recompute,
+    "CHOICE": Checker._choice,
+}
+
+
+def _fill(kind: StatementKind, specs: list[Any]) -> Any:
+    """The value of the plan's field for a kind of statement."""
+    if kind.form == "PATTERNS":
+        return tuple(pattern for patterns in specs for pattern in patterns)
+    if kind.times == MANY:
+        return tuple(specs)
+    return specs[0] if specs else kind.absent()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from compiler.diagnostics import Diagnostic, Diagnostics, Label, Span, closest
+from compiler.diagnostics import Diagnostics, Label, Span, closest
 from compiler.dsl import syntax
 from compiler.dsl.parser import parse
 from compiler.dsl.schema import MANY, STATEMENTS
@@ -25,7 +25,9 @@ class Program:
 
     statements: list[syntax.AnyStatement] = field(default_factory=list)
     written: list[syntax.AnyStatement] = field(default_factory=list)
+    duplicates: list[syntax.AnyStatement] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
+    sites: dict[str, tuple[Label, ...]] = field(default_factory=dict)  # of each file's includes
     incomplete: bool = False  # some file could not be read
 
     def broken(self, word: str) -> bool:
@@ -75,9 +77,9 @@ class _Reader:
     def read(self, path: str, text: str, chain: tuple[syntax.Include, ...]) -> dict:
         """The statements of one file and its includes, by the key under which one wins."""
         self.seen.add(_identity(path))
-        first = len(self.diagnostics.items)
         tree = parse(text, path, self.diagnostics)
         self.program.sources[path] = tree.text
+        self.program.sites[path] = tuple(Label(s.path.span, "included here") for s in chain)
         self.program.written += tree.statements
         merged: dict[Key, syntax.AnyStatement] = {}
         own: dict[Key, syntax.AnyStatement] = {}
@@ -87,9 +89,9 @@ class _Reader:
             key = (*_key(statement), *((path, number) if _repeats(statement) else ()))
             if key in own:
                 self._twice(statement, own[key])
+                self.program.duplicates.append(statement)
             else:
                 own[key] = statement
-        self._show_include_site(first, chain)
         for statement in tree.statements:
             if isinstance(statement, syntax.Include):
                 merged |= self._include(statement, path, chain)
@@ -131,16 +133,13 @@ class _Reader:
             related=[Label(_title(first)[1], "first given here")],
         )
 
-    def _show_include_site(self, first: int, chain: tuple[syntax.Include, ...]) -> None:
-        """Add the include sites to the diagnostics from `first` on."""
-        labels = tuple(Label(s.path.span, "included here") for s in chain)
-        items = self.diagnostics.items
-        items[first:] = [with_sites(d, labels) for d in items[first:]]
 
-
-def with_sites(diagnostic: Diagnostic, labels: tuple[Label, ...]) -> Diagnostic:
-    """`diagnostic` with further places."""
-    return replace(diagnostic, related=(*diagnostic.related, *labels)) if labels else diagnostic
+def show_include_sites(program: Program, diagnostics: Diagnostics) -> None:
+    """Add to every diagnostic about an included file the places where that was included."""
+    diagnostics.items = [
+        replace(d, related=(*d.related, *program.sites.get(d.span.file, ()))) if d.span else d
+        for d in diagnostics.items
+    ]
 
 
 def _identity(path: str) -> Path:

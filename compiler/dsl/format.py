@@ -145,7 +145,7 @@ def _lines(pieces: list[Piece]) -> list[Line]:
 
 def _align(lines: list[Line]) -> None:
     """Put the parts of neighbouring lines below each other."""
-    for run in _runs(lines, lambda line: line.align):
+    for run in _runs([x for x in lines if not x.continues], lambda line: line.align):
         width = max(len(line.head) for line in run)
         if width <= WIDEST_COLUMN:
             for line in run:

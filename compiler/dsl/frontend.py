@@ -9,7 +9,7 @@ from typing import Any
 from compiler.diagnostics import Diagnostics
 from compiler.dsl import codes  # noqa: F401  (declares the codes)
 from compiler.dsl.check import Checker
-from compiler.dsl.files import read_program, read_text
+from compiler.dsl.files import read_program, read_text, show_include_sites
 from compiler.dsl.overrides import Sets, apply_sets
 from compiler.dsl.plan import Plan
 from compiler.dsl.rules import apply_rules, stages_per_rank
@@ -35,6 +35,7 @@ def _check(path: str, text: str, sets: Sets, diagnostics: Diagnostics) -> Plan:
     parts = Checker(program, diagnostics).parts()
     plan = Plan(path=path, text=program.sources[path], sources=program.sources, **parts)
     apply_rules(plan, diagnostics)
+    show_include_sites(program, diagnostics)
     diagnostics.raise_if_errors(program.sources)
     return replace(_complete(plan), warnings=tuple(diagnostics.warnings))
 

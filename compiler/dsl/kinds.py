@@ -16,6 +16,7 @@ from compiler.dsl import syntax
 from compiler.dsl.names import LARGEST, WORDS, Environment, Problem, describe
 from compiler.dsl.units import BYTES, EXAMPLES, FLOPS, NOUNS, RATE, SECONDS, show_size
 
+_UNSHOWN = 10_000  # an upper bound from here on only guards against slips, and is not described
 _ARITHMETIC = (syntax.Number, syntax.Name, syntax.Unary, syntax.Binary)
 
 
@@ -60,8 +61,8 @@ class Quantitative(Kind):
         return f"{noun}{self._range()}"
 
     def _range(self) -> str:
-        show = _show_bound
-        if self.low is not None and self.high is not None:
+        show = _show_number
+        if self.low is not None and self.high is not None and self.high < _UNSHOWN:
             if self.whole and self.high - self.low <= 3:
                 return ": " + ", ".join(str(n) for n in range(int(self.low), int(self.high) + 1))
             left, right = "[("[self.open_low], "])"[self.open_high]
@@ -83,23 +84,20 @@ class Quantitative(Kind):
             raise self._wrong_unit(node, quantity.value, quantity.dimension)
         value = quantity.value
         if self.whole and not isinstance(value, int):
-            exact = int(value) if float(value).is_integer() and abs(value) < LARGEST else None
+            exact = int(value) if value.is_integer() and abs(value) < LARGEST else None
+            found = f"`{node.raw}`" if isinstance(node, syntax.Number) else f"{value}"
             uses_slash = isinstance(node, syntax.Binary) and node.operator == "/"
             hint = "divide with `//`" if uses_slash else f"write `{exact}`"
             raise Problem(
                 "E040",
-                f"expected {self.describe()}, found {value:g}",
+                f"expected {self.describe()}, found {found}",
                 node.span,
                 help=(hint,) if exact is not None or uses_slash else (),
             )
-        if not self._inside(value) or abs(value) > LARGEST and self.whole:
+        if not self._inside(value):
+            shown = _show_number(value) if not self.dimension else "this"
             raise Problem(
-                "E043",
-                f"{value:g} is out of range" if not self.dimension else "this is out of range",
-                node.span,
-                label=f"expected {self.describe()}"
-                if not self.dimension
-                else f"expected more than {self.low:g}",
+                "E043", f"{shown} is out of range", node.span, label=self._bound(value)
             )
         return value if self.whole else float(value)
 
@@ -107,6 +105,14 @@ class Quantitative(Kind):
         low = self.low is None or (value > self.low if self.open_low else value >= self.low)
         high = self.high is None or (value < self.high if self.open_high else value <= self.high)
         return low and high
+
+    def _bound(self, value: int | float) -> str:
+        """What is wrong with a value outside the range."""
+        if self.high is not None and value > self.high and self.high >= _UNSHOWN:
+            return f"expected at most {_show_number(self.high)}"
+        if self.dimension:
+            return f"expected more than {_show_number(self.low)}"
+        return f"expected {self.describe()}"
 
     def _unquoted(self, node: syntax.Value) -> tuple[str, ...]:
         if isinstance(node, syntax.String) and re.match(r"^[\d.]+\w*(/s)?$", node.text):
@@ -359,5 +365,5 @@ def _spelling(node: syntax.Value) -> str | None:
     return None
 
 
-def _show_bound(bound: float) -> str:
-    return f"{bound:_}" if isinstance(bound, int) else f"{bound:g}"
+def _show_number(number: float) -> str:
+    return f"{number:_}" if isinstance(number, int) else f"{number:g}"

@@ -1,4 +1,8 @@
-"""Text to tokens, for any text at all: what is no token becomes a diagnostic and is left out."""
+"""Text to tokens, for any text at all.
+
+What is no token is reported, and stays as an UNKNOWN token: the parser gives up on the statement
+or item that holds one without a second report.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,9 @@ def lex(text: str, file: str, diagnostics: Diagnostics) -> list[Token]:
     tokens: list[Token] = []
     for token in grammar().lex(text):
         if token.type == "UNKNOWN":
-            _unknown(token, tokens, file, diagnostics)
+            _unknown(token, file, diagnostics)
+            # A semicolon was meant to end something, so let it; else the parser gives up there.
+            tokens.append(token.update(type="NEWLINE") if token == ";" else token)
         elif token.type == "UNCLOSED_STRING":
             diagnostics.error(
                 "E011",
@@ -64,13 +70,14 @@ def lex(text: str, file: str, diagnostics: Diagnostics) -> list[Token]:
             tokens.append(token.update(type="STRING", value='"' + token[1:-1] + '"'))
         else:
             if token.type == "STRING":
-                _check_escapes(token, file, diagnostics)
+                token = _check_escapes(token, file, diagnostics)
             tokens.append(token)
     return tokens
 
 
-def _check_escapes(token: Token, file: str, diagnostics: Diagnostics) -> None:
-    for escape in re.finditer(r"\\(.)", token):
+def _check_escapes(token: Token, file: str, diagnostics: Diagnostics) -> Token:
+    """The string, without the escapes that there are not."""
+    for escape in re.finditer(r"\\(.)", str(token)):
         if escape[1] not in ESCAPES:
             column = token.column + escape.start()
             diagnostics.error(
@@ -79,6 +86,8 @@ def _check_escapes(token: Token, file: str, diagnostics: Diagnostics) -> None:
                 Span(file, token.line, column, token.line, column + 2),
                 help='in a string there are `\\n`, `\\t`, `\\"` and `\\\\`; a backslash is `\\\\`',
             )
+            token = token.update(value=token.replace(escape[0], "", 1))
+    return token
 
 
 _HINTS = {
@@ -98,7 +107,7 @@ _HINTS = {
 }
 
 
-def _unknown(token: Token, before: list[Token], file: str, diagnostics: Diagnostics) -> None:
+def _unknown(token: Token, file: str, diagnostics: Diagnostics) -> None:
     """Report a stray character, once for each run of equal neighbours."""
     char = str(token)
     shown = f"`{char}`" if char.isprintable() else f"U+{ord(char):04X}"

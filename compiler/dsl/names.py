@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from compiler.diagnostics import Diagnostics, Label, Span, did_you_mean
 from compiler.dsl import syntax
-from compiler.dsl.units import NOUNS, UNITS, Quantity, scaled
+from compiler.dsl.units import NOUNS, UNITS, Quantity, scaled, settled
 
 LARGEST = 2**63 - 1
 WORDS = {"on": True, "true": True, "off": False, "false": False, "none": None}
@@ -204,7 +204,7 @@ def _combine(node: syntax.Binary, left: Quantity, right: Quantity) -> Quantity:
         raise Problem("E045", "this has no real value", node.span)
     if abs(result) > (LARGEST if isinstance(result, int) else 1e300):
         raise Problem("E045", "the result is too large", node.span)
-    return Quantity(result, dimension)
+    return Quantity(settled(result, dimension) if dimension else result, dimension)
 
 
 def _power(node: syntax.Binary, a: int | float, b: int | float) -> int | float:

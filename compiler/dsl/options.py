@@ -48,6 +48,8 @@ def patterns_of(cls: type) -> dict[str, PatternOption]:
 
 
 def default_of(cls: type, name: str) -> object:
-    """The default of an option."""
-    found = next(f for f in fields(cls) if f.name == name).default
-    return None if found is MISSING else found
+    """The default of a field."""
+    found = next(f for f in fields(cls) if f.name == name)
+    if found.default_factory is not MISSING:
+        return found.default_factory()
+    return None if found.default is MISSING else found.default

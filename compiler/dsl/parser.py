@@ -9,7 +9,7 @@ from compiler.diagnostics import Diagnostics, Span, closest
 from compiler.dsl import syntax
 from compiler.dsl.build import Build
 from compiler.dsl.lexer import grammar, lex, normalise, span_of
-from compiler.dsl.schema import RESERVED, STATEMENTS
+from compiler.dsl.schema import NOT_NAMES, STATEMENTS
 from compiler.dsl.trees import Block, Chunk, split
 
 MAX_EXPRESSION_DEPTH = 40
@@ -44,6 +44,8 @@ class Parser:
     def statement(self, chunk: Chunk) -> list[syntax.AnyStatement]:
         """The statement that `chunk` is; `clip` and the like may give several."""
         first = chunk[0]
+        if isinstance(first, Token) and first.type == "UNKNOWN":
+            return []
         if not isinstance(first, Token) or first.type != "NAME":
             self._unexpected(first, ["a statement"])
             return []
@@ -52,15 +54,16 @@ class Parser:
         defines = isinstance(second, Token) and second.type == "EQUAL"
         broken = [syntax.Broken(str(first), span_of(first, self.file))]
         if known is None and not defines:
-            self._unknown_statement(first, second)
-            return broken
-        if (known and defines and known.form != "CHOICE") or (defines and first in RESERVED):
-            what = "a statement" if known else "a value"
+            meant = self._unknown_statement(first, second)
+            return [*broken, *([syntax.Broken(meant, broken[0].span)] if meant else [])]
+        if (known and defines and known.form != "CHOICE") or (defines and first in NOT_NAMES):
             self.diagnostics.error(
                 "E022",
-                f"`{first}` cannot be the name of a value",
+                f"`{first}` is a statement that takes no `=`"
+                if known
+                else f"`{first}` cannot be the name of a value",
                 span_of(first, self.file),
-                label=f"this word is {what} of the language",
+                label="this word belongs to the language",
                 help=(f"the statement is written: {known.usage}",) if known else (),
             )
             return broken
@@ -94,6 +97,8 @@ class Parser:
 
     def _parse(self, start: str, chunk: Chunk, usage: str) -> Tree | None:
         """Run the grammar over one chunk; None (and a diagnostic) if it does not fit."""
+        if any(isinstance(part, Token) and part.type == "UNKNOWN" for part in chunk):
+            return None  # reported by the lexer
         state = grammar().parse_interactive(start=start)
         last: Token | None = None
         for part in chunk:
@@ -126,7 +131,8 @@ class Parser:
         )
         return False
 
-    def _unknown_statement(self, first: Token, second: object) -> None:
+    def _unknown_statement(self, first: Token, second: object) -> str | None:
+        """Report it; the statement that was probably meant."""
         best = closest(first, STATEMENTS)
         usage = (f"it is written: {STATEMENTS[best].usage}",) if best else ()
         is_item = first in _ITEM_WORDS
@@ -143,6 +149,7 @@ class Parser:
             if second is None
             else (f"the statements are: {', '.join(f'`{w}`' for w in STATEMENTS)}",),
         )
+        return best
 
     def _unexpected(
         self,
@@ -222,6 +229,8 @@ _VALUE = {"NAME", "NUMBER", "STRING", "LPAR", "LSQB"}
 def _expected(accepts: set[str], start: str) -> list[str]:
     """What the parser would take, in words, the most likely first."""
     rest = accepts - _OPERATORS
+    if start == "item" and "EQUAL" in rest:
+        return ["`=`"]
     words = []
     if rest >= _VALUE:
         words.append("a value")
@@ -229,6 +238,8 @@ def _expected(accepts: set[str], start: str) -> list[str]:
     if "$END" in rest:
         rest -= {"$END"}
         words.append("the end of the line" if start == "statement" else "`,` or a new line")
+        if start != "statement":
+            rest -= {"COMMA"}
         if accepts & _OPERATORS:
             rest -= {"LPAR"}
     words += [_TERMINALS[t] for t in _TERMINALS if t in rest]

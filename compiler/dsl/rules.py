@@ -39,6 +39,8 @@ def apply_rules(plan: Plan, diagnostics: Diagnostics) -> None:
     """Report everything that any rule finds."""
     for each in RULES:
         for f in each(plan):
+            if f.severity == "warning" and diagnostics.errors:
+                continue  # what is wrong may be why it seems without use
             record = diagnostics.error if f.severity == "error" else diagnostics.warning
             record(f.code, f.message, f.span, help=f.help, related=f.related)
 
@@ -76,6 +78,9 @@ def zero_needs_replicas(plan: Plan) -> Iterator[Finding]:
     """ZeRO shards over axes on which `data` or `context` replicate the parameters."""
     if plan.zero is None:
         return
+    mesh = {axis.name for axis in plan.mesh}
+    if not all(axis in mesh for s in plan.strategies.values() for axis in s.axes):
+        return  # an unknown axis may be a misspelling of the one that is missing
     replicated = [a for s in (plan.data, plan.context) if s for a in s.axes]
     taken = [a for s in (plan.tensor, plan.pipeline) if s for a in s.axes]
     for axis in plan.zero.axes:
@@ -229,7 +234,7 @@ def split_points(plan: Plan) -> Iterator[Finding]:
     if exact and known and found + 1 != stages:
         yield Finding(
             "E067",
-            f"{found} split point{'s' * (found != 1)} make {found + 1} stages, "
+            f"{found} split point{' makes' if found == 1 else 's make'} {found + 1} stages, "
             f"the pipeline has {stages}",
             at(pipeline, "split_before"),
             f"give {stages - 1} split point{'s' * (stages != 2)}",

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 
 from compiler.dsl import plan
 from compiler.dsl.kinds import Choice, Kind
-from compiler.dsl.options import patterns_of
+from compiler.dsl.names import WORDS
+from compiler.dsl.options import default_of, patterns_of
 
 ONCE = "once"
 MANY = "many"
@@ -38,6 +39,10 @@ class StatementKind:
     free_options: bool = False
     assumed: bool = False
     merges: bool = False
+
+    def absent(self) -> object:
+        """What the plan's field holds when the statement is not there."""
+        return default_of(plan.Plan, self.field)
 
     def item_words(self) -> list[str]:
         """The words that begin a pattern item in this statement's block."""
@@ -239,7 +244,7 @@ _TABLE = (
 
 STATEMENTS: dict[str, StatementKind] = {s.word: s for s in _TABLE}
 
-RESERVED = {*STATEMENTS, "over", "on", "off", "true", "false", "none"}
+NOT_NAMES = ("over", *WORDS)
 
 REQUIRED = ("model", "input")
 

@@ -18,7 +18,7 @@ def wrong_factory(text: str) -> str | None:
     """What is wrong with `module.path:Name` or `path/to/file.py:Name`, if anything."""
     if _FACTORY.fullmatch(text):
         return None
-    if ":" not in text and re.fullmatch(_DOTTED, text) and "." in text:
+    if not text.endswith(".py") and ":" not in text and re.fullmatch(_DOTTED, text) and "." in text:
         module, _, name = text.rpartition(".")
         return f'`:` stands between the module and the name: "{module}:{name}"'
     return 'this is not of the form "module.path:Name" or "path/to/file.py:Name"'

@@ -7,6 +7,7 @@ Prefixes are the SI ones (`MB` is 10**6 bytes) and the binary ones (`MiB` is 2**
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 BYTES = "bytes"
 RATE = "bytes/s"
@@ -21,7 +22,7 @@ _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 class Quantity:
     """A number with its dimension; a plain number has the dimension `""`."""
 
-    value: int | float
+    value: int | float | Fraction
     dimension: str = ""
 
 
@@ -30,11 +31,11 @@ def _table() -> dict[str, Quantity]:
     for prefix, factor in (_DECIMAL | _BINARY).items():
         table[f"{prefix}B"] = Quantity(factor, BYTES)
         table[f"{prefix}B/s"] = Quantity(factor, RATE)
-        table[f"{prefix}b/s"] = Quantity(factor / 8, RATE)
+        table[f"{prefix}b/s"] = Quantity(Fraction(factor, 8), RATE)
         if prefix in _DECIMAL and prefix != "K":
             table[f"{prefix}FLOPS"] = Quantity(factor, FLOPS)
-    for unit, factor in {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}.items():
-        table[unit] = Quantity(factor, SECONDS)
+    for unit, factor in {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}.items():
+        table[unit] = Quantity(Fraction(1, factor), SECONDS)
     return table
 
 
@@ -51,11 +52,15 @@ NOUNS = {
 
 
 def scaled(value: int | float, unit: Quantity) -> Quantity:
-    """`value` of `unit`; whole numbers of bytes stay exact."""
-    product = value * unit.value
-    if unit.dimension == BYTES and float(product).is_integer():
-        product = int(product)
-    return Quantity(product, unit.dimension)
+    """`value` of `unit`."""
+    return Quantity(settled(Fraction(value) * Fraction(unit.value), unit.dimension), unit.dimension)
+
+
+def settled(value: int | float | Fraction, dimension: str) -> int | float:
+    """`value` as a whole number where it is one of bytes, else as a float."""
+    if dimension == BYTES and value == int(value):
+        return int(value)
+    return float(value)
 
 
 def show_size(size: int | float) -> str:
