@@ -102,6 +102,7 @@ class Diagnostics:
     """Collects diagnostics, so that one run reports every mistake it can find."""
 
     items: list[Diagnostic] = field(default_factory=list)
+    _seen: set[Diagnostic] = field(default_factory=set, repr=False)
 
     def error(self, code: str, message: str, span: Span | None = None, **more) -> Diagnostic:
         """Record an error; `more` is `label`, `notes`, `help`, `related`."""
@@ -130,13 +131,15 @@ class Diagnostics:
         diagnostic = Diagnostic(
             severity, code, message, span, label, _lines(notes), _lines(help), tuple(related)
         )
-        if diagnostic not in self.items:
-            self.items.append(diagnostic)
+        self.extend([diagnostic])
         return diagnostic
 
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
-        """Record diagnostics made elsewhere."""
-        self.items.extend(d for d in diagnostics if d not in self.items)
+        """Record diagnostics made elsewhere; the same one is kept once."""
+        for diagnostic in diagnostics:
+            if diagnostic not in self._seen:
+                self._seen.add(diagnostic)
+                self.items.append(diagnostic)
 
     @property
     def errors(self) -> list[Diagnostic]:

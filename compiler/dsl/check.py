@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
-from compiler.diagnostics import Diagnostics, Label, Span, closest, did_you_mean
+from compiler.diagnostics import Diagnostics, Span, closest, did_you_mean
 from compiler.dsl import plan, syntax
+from compiler.dsl.convert import Converter
 from compiler.dsl.dtypes import INPUT_DTYPE
 from compiler.dsl.files import Program
-from compiler.dsl.kinds import Anything, Kind, Whole
+from compiler.dsl.kinds import Anything, Whole
 from compiler.dsl.names import Environment, Problem
-from compiler.dsl.options import Option, options_of, patterns_of
+from compiler.dsl.options import options_of
 from compiler.dsl.policy import convert_policy
 from compiler.dsl.schema import MANY, REQUIRED, STATEMENTS, StatementKind
-from compiler.dsl.strings import wrong_factory, wrong_pattern
+from compiler.dsl.strings import wrong_factory
 
 MAX_DIM = 2**40
 MAX_AXIS = 2**20
-
-
-@dataclass
-class Options:
-    """The options of one statement, converted."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, Span] = field(default_factory=dict)
 
 
 class Checker:
@@ -42,13 +34,14 @@ class Checker:
         values = {i.name.name: i.value for s in self._all("mesh") for i in s.items}
         values |= {name: d.value for name, d in self.definitions.items()}
         self.names = Environment(values, diagnostics, program.incomplete, broken)
+        self.convert = Converter(self.names, diagnostics)
+        self.axes = [item.name.name for s in self._all("mesh") for item in s.items]
 
     # --- the parts -----------------------------------------------------------------------
 
     def parts(self) -> dict[str, Any]:
         """The fields of `Plan` that the statements fill."""
         self._required()
-        self.axes = [item.name.name for s in self._all("mesh") for item in s.items]
         fields: dict[str, Any] = {"names": self._names(), "inputs": self._inputs()}
         for kind in STATEMENTS.values():
             if kind.form in _BUILDERS:
@@ -114,7 +107,7 @@ class Checker:
         wrong = wrong_factory(statement.subject.text)
         if wrong:
             self.diagnostics.error("E046", wrong, statement.subject.span)
-        options = self._options(statement, {}, free=Anything())
+        options = self.convert.options(statement, {}, free=Anything())
         return cls(
             factory=statement.subject.text,
             factory_span=statement.subject.span,
@@ -128,8 +121,8 @@ class Checker:
         return tuple(spec for s in inputs if (spec := self._input(s)))
 
     def _input(self, statement: syntax.Input) -> plan.InputSpec | None:
-        dtype = self._value(INPUT_DTYPE, statement.dtype)
-        dims = [self._value(Whole(1, MAX_DIM), d) for d in statement.dims]
+        dtype = self.convert.value(INPUT_DTYPE, statement.dtype)
+        dims = [self.convert.value(Whole(1, MAX_DIM), d) for d in statement.dims]
         batch_dim = self._batch_dim(statement)
         if dtype is None or None in dims:
             return None
@@ -149,7 +142,7 @@ class Checker:
         if words == ["shared"] and statement.batch_dim is None:
             return None
         if words == ["batch", "dim"] and statement.batch_dim is not None:
-            dim = self._value(Whole(0), statement.batch_dim)
+            dim = self.convert.value(Whole(0), statement.batch_dim)
             if dim is not None and dim >= rank:
                 self.diagnostics.error(
                     "E047",
@@ -160,8 +153,8 @@ class Checker:
                 )
             return dim
         if words:
-            wrong = next((w for w in statement.trait if w.name not in ("shared", "batch", "dim")),
-                         statement.trait[0])
+            unknown = [w for w in statement.trait if w.name not in ("shared", "batch", "dim")]
+            wrong = (*unknown, statement.trait[0])[0]
             self.diagnostics.error(
                 "E020",
                 f"unexpected `{wrong.name}` after the shape",
@@ -185,10 +178,10 @@ class Checker:
     def _mesh(self, statement: syntax.Statement) -> tuple[plan.MeshAxis, ...]:
         axes: dict[str, plan.MeshAxis] = {}
         for item in statement.items:
-            size = self._value(Whole(1, MAX_AXIS), item.value)
+            size = self.convert.value(Whole(1, MAX_AXIS), item.value)
             if item.name.name in axes:
-                self._twice(f"the axis `{item.name.name}`", item.name.span,
-                            axes[item.name.name].span)
+                first = axes[item.name.name].span
+                self.convert.twice(f"the axis `{item.name.name}`", item.name.span, first)
             axes[item.name.name] = plan.MeshAxis(
                 name=item.name.name, size=size or 1, span=item.name.span
             )
@@ -197,7 +190,7 @@ class Checker:
     def _strategy(self, statement: syntax.Statement) -> Any:
         kind = STATEMENTS[statement.word.name]
         self._check_axes(statement, kind.axes)
-        return self._build(kind.spec, statement, axes=tuple(a.name for a in statement.axes))
+        return self.convert.build(kind.spec, statement, axes=tuple(a.name for a in statement.axes))
 
     def _check_axes(self, statement: syntax.Statement, count: tuple[int, int]) -> None:
         low, high = count
@@ -205,7 +198,7 @@ class Checker:
         seen: dict[str, Span] = {}
         for axis in statement.axes:
             if axis.name in seen:
-                self._twice(f"the axis `{axis.name}`", axis.span, seen[axis.name])
+                self.convert.twice(f"the axis `{axis.name}`", axis.span, seen[axis.name])
             seen[axis.name] = axis.span
             lost = self.program.broken("mesh") or self.program.incomplete
             if axis.name not in known and not lost:
@@ -218,14 +211,15 @@ class Checker:
                     or f"add it to the mesh: mesh {axis.name}=2",
                 )
         if not low <= len(statement.axes) <= high:
+            most = "one axis" if high == 1 else f"at most {high} axes"
             self.diagnostics.error(
                 "E062",
-                f"`{statement.word.name}` goes over {'one axis' if high == 1 else f'at most {high} axes'}",
+                f"`{statement.word.name}` goes over {most}",
                 statement.axes[high].span,
             )
 
     def _section(self, statement: syntax.Statement) -> Any:
-        return self._build(STATEMENTS[statement.word.name].spec, statement)
+        return self.convert.build(STATEMENTS[statement.word.name].spec, statement)
 
     def _optimizer(self, statement: syntax.Statement) -> plan.OptimizerSpec | None:
         name = statement.subject
@@ -241,7 +235,7 @@ class Checker:
         if meant not in plan.OPTIMIZERS:
             return None
         own = plan.OPTIMIZERS[meant]
-        found = self._options(
+        found = self.convert.options(
             statement, options_of(own) | options_of(plan.OptimizerSpec), plan.OptimizerSpec
         )
         torch_options = own(**{k: v for k, v in found.values.items() if k in options_of(own)})
@@ -255,7 +249,7 @@ class Checker:
         )
 
     def _recompute(self, statement: syntax.Statement) -> plan.RecomputeRule | None:
-        patterns = self._patterns(statement.patterns)
+        patterns = self.convert.patterns(statement.patterns)
         try:
             policy, limit = convert_policy(statement.value, self.names)
         except Problem as problem:
@@ -266,130 +260,12 @@ class Checker:
         )
 
     def _choice(self, statement: syntax.Statement) -> Any:
-        return self._value(STATEMENTS[statement.word.name].choice, statement.value)
+        return self.convert.value(STATEMENTS[statement.word.name].choice, statement.value)
 
     def _pattern_list(self, statement: syntax.Statement) -> tuple[plan.Pattern, ...]:
-        return self._patterns(statement.patterns)
+        return self.convert.patterns(statement.patterns)
 
-    # --- options -------------------------------------------------------------------------
-
-    def _build(self, cls: type, statement: syntax.Statement, **more: Any) -> Any:
-        """An instance of `cls` from the items of `statement`."""
-        found = self._options(statement, options_of(cls), cls)
-        return cls(**found.values, **more, given=found.given, span=statement.span)
-
-    def _options(
-        self,
-        statement: syntax.Statement,
-        known: Mapping[str, Option],
-        cls: type | None = None,
-        free: Kind | None = None,
-    ) -> Options:
-        """The converted items of a statement; `free` is the kind of options not in `known`."""
-        found = Options()
-        words = {p.words: name for name, p in (patterns_of(cls) if cls else {}).items()}
-        for item in statement.items:
-            if isinstance(item, syntax.PatternItem):
-                self._pattern_item(statement, item, words, known, found)
-                continue
-            name = item.name.name
-            kind = known[name].kind if name in known else free
-            if kind is None:
-                self._unknown_option(statement, item.name, known, words)
-                continue
-            if name in found.given:
-                self._twice(f"`{name}`", item.name.span, found.given[name])
-            found.given[name] = item.name.span
-            try:
-                found.values[name] = kind.convert(item.value, self.names)
-            except Problem as problem:
-                problem.report(self.diagnostics)
-        return found
-
-    def _pattern_item(
-        self,
-        statement: syntax.Statement,
-        item: syntax.PatternItem,
-        words: Mapping[tuple[str, ...], str],
-        known: Mapping[str, Option],
-        found: Options,
-    ) -> None:
-        spelled = tuple(w.name for w in item.words)
-        name = words.get(spelled)
-        if name is not None:
-            earlier = found.values.get(name, ())
-            found.values[name] = (*earlier, *self._patterns(item.patterns, earlier))
-            found.given.setdefault(name, item.words[0].span)
-        elif item.words[0].name in known and not any(spelled[0] == w[0] for w in words):
-            self.diagnostics.error(
-                "E020",
-                f"`=` is missing after `{item.words[0].name}`",
-                item.words[0].span.end(),
-                label="expected `=`",
-            )
-        else:
-            best = next((" ".join(w) for w in words if w[0] == spelled[0]), None)
-            span = item.words[0].span.to(item.words[-1].span)
-            shown = syntax.Name(" ".join(spelled), span)
-            self._unknown_option(statement, shown, known, words, best)
-
-    def _unknown_option(
-        self,
-        statement: syntax.Statement,
-        name: syntax.Name,
-        known: Mapping[str, Option],
-        words: Mapping[tuple[str, ...], str],
-        best: str | None = None,
-    ) -> None:
-        word = statement.word.name
-        title = f"{word} {getattr(statement.subject, 'name', '')}".rstrip()
-        spelled = [*known, *(" ".join(w) for w in words)]
-        help = (f"did you mean `{best}`?",) if best else did_you_mean(name.name, spelled)
-        if (name.name,) in words and not best:
-            help = (f'it is written `{name.name} "pattern"`, without `=`',)
-        elsewhere = [
-            f"`{k.word}`"
-            for k in STATEMENTS.values()
-            if k.word != word and k.spec and name.name in options_of(k.spec)
-        ]
-        elsewhere += [
-            f"`optimizer {other}`"
-            for other, cls in plan.OPTIMIZERS.items()
-            if name.name in options_of(cls) and title != f"optimizer {other}"
-        ]
-        notes = f"`{name.name}` is an option of {' and '.join(elsewhere)}" if elsewhere else ()
-        self.diagnostics.error(
-            "E032",
-            f"`{title}` has no {'patterns' if best else 'option'} `{name.name}`",
-            name.span,
-            label=f"not an option of `{title}`",
-            notes=notes,
-            help=help,
-        )
-
-    def _patterns(
-        self, strings: tuple[syntax.String, ...], earlier: tuple[plan.Pattern, ...] = ()
-    ) -> tuple[plan.Pattern, ...]:
-        found: list[plan.Pattern] = []
-        for string in strings:
-            if wrong := wrong_pattern(string.text):
-                self.diagnostics.error("E046", wrong, string.span, label="not a pattern")
-                continue
-            same = [p for p in (*earlier, *found) if p.text == string.text]
-            if same:
-                self._twice("this pattern", string.span, same[0].span)
-            found.append(plan.Pattern(string.text, string.span))
-        return tuple(found)
-
-    # --- help ----------------------------------------------------------------------------
-
-    def _value(self, kind: Kind, node: syntax.Value) -> Any:
-        """The value of `node`, or None and a diagnostic."""
-        try:
-            return kind.convert(node, self.names)
-        except Problem as problem:
-            problem.report(self.diagnostics)
-            return None
+    # --- help ---
 
     def _all(self, word: str) -> list[syntax.Statement]:
         return [
@@ -397,15 +273,6 @@ class Checker:
             for s in self.program.statements
             if isinstance(s, syntax.Statement) and s.word.name == word
         ]
-
-    def _twice(self, what: str, span: Span, first: Span) -> None:
-        self.diagnostics.error(
-            "E030",
-            f"{what} is given twice",
-            span,
-            label="given again here",
-            related=[Label(first, "first given here")],
-        )
 
 
 _BUILDERS: dict[str, Callable[[Checker, syntax.Statement], Any]] = {

@@ -34,7 +34,7 @@ def grammar() -> Lark:
 
 def normalise(text: str) -> str:
     """`text` without a byte order mark and with `\\n` line ends."""
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    return text.lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def span_of(token: Token, file: str) -> Span:

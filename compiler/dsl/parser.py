@@ -134,20 +134,20 @@ class Parser:
     def _unknown_statement(self, first: Token, second: object) -> str | None:
         """Report it; the statement that was probably meant."""
         best = closest(first, STATEMENTS)
-        usage = (f"it is written: {STATEMENTS[best].usage}",) if best else ()
-        is_item = first in _ITEM_WORDS
+        if best:
+            help = [f"did you mean `{best}`?", f"it is written: {STATEMENTS[best].usage}"]
+        elif first in _ITEM_WORDS:
+            help = [f"`{first}` stands inside `{_ITEM_WORDS[first]} … {{ }}`"]
+        elif second is None or (isinstance(second, Token) and second.type == "NUMBER"):
+            help = [f"a value is given a name with `=`: {first} = {second or '…'}"]
+        else:
+            help = [f"the statements are: {', '.join(f'`{w}`' for w in STATEMENTS)}"]
         self.diagnostics.error(
             "E021",
             f"there is no statement `{first}`",
             span_of(first, self.file),
-            label="unknown statement" if not is_item else "this belongs inside a block",
-            help=(f"did you mean `{best}`?", *usage)
-            if best
-            else (f"`{first}` stands inside `{_ITEM_WORDS[first]} … {{ }}`",)
-            if is_item
-            else ("a value is given a name with `=`",)
-            if second is None
-            else (f"the statements are: {', '.join(f'`{w}`' for w in STATEMENTS)}",),
+            label="unknown statement",
+            help=help,
         )
         return best
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from compiler.diagnostics import Diagnostic, Span
@@ -57,6 +58,10 @@ class Pattern:
 
     text: str
     span: Span = field(default=NOWHERE, compare=False)
+
+    def matches(self, name: str) -> bool:
+        """Is `name`, the dotted name of a module or parameter, one of those meant?"""
+        return fnmatchcase(name, self.text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +175,7 @@ class ZeroStrategy(Strategy):
 
     stage: int = option(Whole(1, 3), 1, "1 optimizer state, 2 and gradients, 3 and parameters")
     bucket: int = option(Size(), 25 * _MB, "parameters that are gathered and reduced as one")
-    prefetch: int = option(Whole(0, 1_000), 1, "buckets gathered ahead of their use")
+    prefetch: int = option(Whole(0, 10_000), 1, "buckets gathered ahead of their use")
     persist_below: int = option(
         Whole(0), 0, "parameters with fewer elements than this stay whole on every rank"
     )

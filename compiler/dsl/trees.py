@@ -143,11 +143,6 @@ def _unclosed(tokens: list[Token]) -> set[int]:
                 while stack[-1].type != wanted:
                     lost.add(id(stack.pop()))
                 stack.pop()
-    # What is left open takes the later closers: without indentation nobody can tell which of
-    # several equal brackets lacks its partner, so all that are still open at the end, and all
-    # of the first one's kind, may end at the next outer line.
-    if stack:
-        lost |= {id(t) for t in tokens if t.type == "LBRACE"}
     return lost | {id(t) for t in stack}
 
 
