@@ -1,0 +1,132 @@
+"""Start the processes of a job on this machine, as `torchrun --standalone` does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import IO
+
+import torch.distributed as dist
+
+from runtime.transport.failure import FailureBoard
+
+_STOP_SECONDS = 5.0  # between a polite SIGTERM and SIGKILL
+_FAILURE_SECONDS = 3.0  # for the other ranks to say how the first failure reached them
+
+
+def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+    """Run `python arguments…` (say `["-m", "runtime", "build/x"]`) as `processes` ranks; the exit status.
+
+    Rank 0 has this process's stdout and stderr. The others' stdout is dropped, and each line of their stderr is
+    prefixed with the rank. When one fails, the rest are stopped and the first failure is printed. Ctrl-C and SIGTERM
+    stop all of them (status 130 and 143). OMP_NUM_THREADS is 1 unless set. `env` is added to the environment.
+    """
+    if processes < 1:
+        raise ValueError(f"a job needs at least one process, got {processes}")
+    # The launcher hosts the store, so that it outlives every rank and its port is bound before any rank starts.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        **os.environ,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        **(env or {}),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # The ranks connect to the store and do not start one.
+    }
+    ranks: list[subprocess.Popen[bytes]] = []
+    with _sigterm_as_exception():
+        try:
+            for rank in range(processes):
+                ranks.append(_start(rank, arguments, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+            status = _first_failure(ranks)
+            if status:
+                _wait(ranks, _FAILURE_SECONDS)
+        except KeyboardInterrupt:
+            status = 128 + signal.SIGINT
+        except _Terminated:
+            status = 128 + signal.SIGTERM
+        finally:
+            _stop(ranks)
+    report = FailureBoard(store).first()
+    if report is not None:
+        print(f"planc: {report}", file=sys.stderr)
+    elif status and status not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        failed = [str(rank) for rank, process in enumerate(ranks) if process.returncode > 0]
+        print(f"planc: exit status {status}; failed: rank {', '.join(failed) or 'unknown'}", file=sys.stderr)
+    return status
+
+
+def _start(rank: int, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, *arguments]
+    # A session of its own: the terminal's Ctrl-C reaches the launcher alone, which then stops the ranks in order.
+    if rank == 0:
+        return subprocess.Popen(command, env=env, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    threading.Thread(target=_forward, args=(process.stderr, rank), daemon=True).start()
+    return process
+
+
+def _forward(stream: IO[bytes], rank: int) -> None:
+    for line in stream:
+        sys.stderr.write(f"[rank {rank}] {line.decode(errors='replace')}")
+        sys.stderr.flush()
+
+
+def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int:
+    """Wait for all ranks, or for one that fails; its exit status (128 + signal number if killed), or 0."""
+    while True:
+        codes = [process.poll() for process in ranks]
+        failed = next((code for code in codes if code), None)
+        if failed is not None:
+            return failed if failed > 0 else 128 - failed
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(0.05)
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(process.poll() is None for process in ranks):
+        time.sleep(0.05)
+
+
+def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for stop in (signal.SIGTERM, signal.SIGKILL):
+        running = [process for process in ranks if process.poll() is None]
+        for process in running:
+            process.send_signal(stop)
+        if running:
+            _wait(running, _STOP_SECONDS)
+
+
+class _Terminated(Exception):
+    """The launcher received SIGTERM."""
+
+
+@contextmanager
+def _sigterm_as_exception() -> Iterator[None]:
+    """So that the ranks are stopped. Signal handlers exist in the main thread only; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
