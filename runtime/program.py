@@ -32,13 +32,18 @@ class ProgramError(Exception):
 
 @dataclass(frozen=True)
 class Input:
-    """A batch input. `shape` is global; dimension `batch_dim` holds the rows (None: the same on all ranks)."""
+    """A batch input. `shape` is global; dimension `batch_dim` holds the rows (None: the same on all ranks).
+
+    Of an integer input: values lie in [0, below), as far as the model's own use of them tells, and `ignore` marks
+    labels that do not count.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     batch_dim: int | None = 0
-    cuts: str = ""
+    below: int | None = None
+    ignore: int | None = None
 
 
 @dataclass(frozen=True)

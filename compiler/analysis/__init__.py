@@ -1,0 +1,1 @@
+"""Questions about graphs and programs: value ranges, verification against eager PyTorch."""

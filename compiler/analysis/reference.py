@@ -1,0 +1,191 @@
+"""The reference: the user's model in eager PyTorch on one device, in float64.
+
+Two things are put in the place of eager's own, and nothing else: dropout draws from the same position-keyed bits as
+the runtime (so that it can be compared at all), and a cast to float32 that a model writes out stays in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from runtime import random
+from runtime.factory import build, resolve
+from runtime.lr import Schedule
+from runtime.optimizer import OptimizerConfig
+from runtime.program import Program
+
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Trajectory:
+    """What some steps of training gave: losses and metrics by step, gradients of every step by parameter name (absent
+    where eager has None), and the state after the last step."""
+
+    losses: list[float] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Reference(TorchFunctionMode):
+    """Keyed dropout and wide casts for everything that runs under it."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.seed, self.step, self.site = seed, 0, 0
+
+    def next_step(self, step: int) -> None:
+        self.step, self.site = step, 0
+
+    def dropped(self, x: Tensor, p: float) -> Tensor:
+        mask = self.mask(tuple(x.shape), p)
+        return x * mask * (1.0 / (1.0 - p))
+
+    def mask(self, shape: tuple[int, ...], p: float) -> Tensor:
+        index = random.global_index([torch.arange(size) for size in shape], shape)
+        site, self.site = self.site, self.site + 1
+        return random.keep_mask(index, p, random.key(self.seed, self.step, site))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in ("dropout", "dropout_") and func in DROPOUTS:
+            return self.dropout(*args, **kwargs)
+        if func is nn.functional.scaled_dot_product_attention:
+            return self.attention(*args, **kwargs)
+        args = tuple(self.widened(item) for item in args)
+        kwargs = {key: self.widened(item) for key, item in kwargs.items()}
+        if func is Tensor.float or func in (Tensor.half, Tensor.bfloat16):
+            return args[0].double() if not args[0].is_complex() else func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0.0:
+            return input
+        return self.dropped(input, p) if p < 1.0 else torch.zeros_like(input)
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Eager's own kernel, or with dropout its formula with keyed bits."""
+        if dropout_p == 0.0:
+            return nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        if enable_gqa and key.shape[-3] != query.shape[-3]:
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+        scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+        if attn_mask is not None:
+            bool_mask = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, float("-inf")) if bool_mask else scores + attn_mask
+        return self.dropped(scores.softmax(-1), dropout_p) @ value
+
+    @staticmethod
+    def widened(item: Any) -> Any:
+        return torch.float64 if isinstance(item, torch.dtype) and item in NARROW else item
+
+
+DROPOUTS = {nn.functional.dropout, torch.dropout, torch.dropout_}
+
+
+def run_reference(
+    program: Program, model: nn.Module, batches: Sequence[Mapping[str, Tensor]], loss: tuple[str, dict] | None = None
+) -> Trajectory:
+    """Train `model` (converted to float64 in place) on whole batches, as the program's optimizer would."""
+    model.double()
+    seed = int(program.train["seed"])
+    named = dict(model.named_parameters())
+    optimizer = make_optimizer(program, named)
+    schedule = Schedule.from_options(program.optimizer or {}, int(program.train["steps"] or 0))
+    loss_function = resolve(loss[0], program.model.get("base")) if loss else None
+    found = Trajectory()
+    mode = Reference(seed)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        for step, batch in enumerate(batches):
+            mode.next_step(step)
+            wide = {k: v.double() if v.is_floating_point() else v.clone() for k, v in batch.items()}
+            with mode, torch.enable_grad():
+                outputs = model(**wide)
+                if loss_function is not None and loss is not None:
+                    outputs = loss_function(outputs, wide, **loss[1])
+            value, metrics = scalars(outputs)
+            model.zero_grad(set_to_none=True)
+            value.backward()
+            found.losses.append(value.item())
+            found.metrics.append(metrics)
+            found.gradients.append({n: p.grad.clone() for n, p in named.items() if p.grad is not None})
+            clip(program, list(named.values()))
+            if optimizer is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = schedule(step)
+                optimizer.step()
+    finally:
+        torch.set_default_dtype(default)
+    found.parameters = {name: p.detach().clone() for name, p in named.items()}
+    found.buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    return found
+
+
+def make_optimizer(program: Program, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
+    """torch's own optimizer for the program's options."""
+    options = program.optimizer
+    if options is None:
+        return None
+    config = OptimizerConfig.from_options(options)
+    plain = {name for bucket in program.buckets for name in bucket.parameters[bucket.decayed :]}
+    groups = [
+        {"params": [p for n, p in named.items() if n not in plain and p.requires_grad]},
+        {"params": [p for n, p in named.items() if n in plain], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        return None
+    common = {"lr": config.lr, "weight_decay": config.weight_decay, "foreach": False}
+    if config.name == "adamw":
+        return torch.optim.AdamW(groups, betas=tuple(config.betas), eps=config.eps, **common)
+    return torch.optim.SGD(
+        groups, momentum=config.momentum, dampening=config.dampening, nesterov=config.nesterov, **common
+    )
+
+
+def clip(program: Program, parameters: Sequence[nn.Parameter]) -> None:
+    limits = program.clip or {}
+    if "grad_value" in limits:
+        nn.utils.clip_grad_value_(parameters, limits["grad_value"])
+    if "grad_norm" in limits:
+        nn.utils.clip_grad_norm_(parameters, limits["grad_norm"])
+
+
+def scalars(outputs: Any) -> tuple[Tensor, dict[str, float]]:
+    """(loss, other scalar outputs by name), by the rules that capture documents."""
+    if isinstance(outputs, Tensor):
+        return outputs, {}
+    if isinstance(outputs, Mapping):
+        named = dict(outputs)
+    elif hasattr(outputs, "_asdict"):
+        named = outputs._asdict()
+    else:
+        named = {"loss" if k == 0 else str(k): value for k, value in enumerate(outputs)}
+    loss = named.pop("loss")
+    return loss, {k: float(v) for k, v in named.items() if isinstance(v, Tensor) and v.dim() == 0}
+
+
+def build_model(program: Program, seed: int) -> nn.Module:
+    """The model as the runtime initialises it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(program.model["factory"], program.model["options"], program.model.get("base"))

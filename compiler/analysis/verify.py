@@ -1,0 +1,188 @@
+"""verify: does the program compute what the model means? In float64, in the simulator, against eager PyTorch."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compiler.analysis.reference import Trajectory, build_model, run_reference
+from compiler.compile import Options, compile
+from compiler.dsl.plan import Plan
+from runtime.cuts import parse_cuts, positions
+from runtime.program import Program
+from runtime.program import load as load_program
+from runtime.session import Session
+from runtime.simulate import simulate
+
+TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far one compared tensor is off: the largest absolute difference over the largest magnitude of the truth."""
+
+    what: str
+    error: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The comparison of every tensor, worst first."""
+
+    deviations: tuple[Deviation, ...]
+    ranks: int
+    steps: int
+
+    @property
+    def worst(self) -> Deviation:
+        return self.deviations[0]
+
+    @property
+    def ok(self) -> bool:
+        return self.worst.error <= TOLERANCE
+
+
+def verify(plan: Plan, steps: int = 3, seed: int = 0, short_rows: bool = True, timeout: float = 120.0) -> Verdict:
+    """Compare loss, metrics, every gradient of every step, and parameters and buffers after `steps` steps.
+
+    Batches are random, labels are masked unevenly (some rows wholly), and if the program takes short batches the last
+    step gets one. Raises PlanError if the plan does not compile, RankFailure if a rank fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="planc-verify-") as folder:
+        compilation = compile(plan, options=Options(widen=True))
+        program = load_program(compilation.write(Path(folder) / "program"))
+        batches = [random_batch(program, seed + k) for k in range(steps)]
+        rows = [program.rows] * steps
+        if short_rows and program.ragged and program.rows > 1:
+            rows[-1] = max(1, program.rows - 1)
+        cut = [take_rows(program, batch, count) for batch, count in zip(batches, rows)]
+        model = build_model(program, int(program.train["seed"]))
+        state = {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+        loss = (plan.loss.factory, dict(plan.loss.options)) if plan.loss else None
+        truth = run_reference(program, model, cut, loss)
+        parts = simulate(program, lambda session: run_steps(session, cut), state, timeout)
+    found = assemble(program, parts)
+    return Verdict(tuple(sorted(compare(truth, found), key=lambda d: -d.error)), program.world, steps)
+
+
+@dataclass
+class RankRun:
+    """One rank's trajectory in its own parts, and where it stands."""
+
+    trajectory: Trajectory
+    sizes: dict[str, int]
+    coords: dict[str, int]
+
+
+def run_steps(session: Session, batches: Sequence[Mapping[str, Tensor]]) -> RankRun:
+    found = Trajectory()
+    trained = {name for bucket in session.program.buckets for name in bucket.parameters}
+    for batch in batches:
+        result = session.step(batch)
+        found.losses.append(result.loss)
+        found.metrics.append(result.metrics)
+        found.gradients.append({n: g.clone() for n, g in session.gradients().items() if n in trained})
+    found.parameters = {name: p.clone() for name, p in session.parameters().items()}
+    found.buffers = {name: b.clone() for name, b in session.state.buffers.items()}
+    return RankRun(found, dict(session.context.sizes), dict(session.context.coords))
+
+
+def random_batch(program: Program, seed: int) -> dict[str, Tensor]:
+    """A random batch of the program's rows: integers in the ranges that the model allows, labels partly ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = {}
+    for spec in program.inputs:
+        shape = list(spec.shape)
+        if spec.batch_dim is not None:
+            shape[spec.batch_dim] = program.rows
+        dtype = getattr(torch, spec.dtype)
+        if dtype == torch.bool:
+            value = torch.rand(shape, generator=generator) < 0.7
+        elif dtype.is_floating_point:
+            value = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        else:
+            value = torch.randint(0, spec.below or 2, shape, generator=generator, dtype=dtype)
+            if spec.ignore is not None and len(shape) > 1:
+                # Rows keep none, a quarter, half, … of their labels.
+                keep = torch.arange(shape[0]) % 5 / 4.0
+                drop = torch.rand(shape, generator=generator) >= keep.view(-1, *[1] * (len(shape) - 1))
+                value = value.masked_fill(drop, spec.ignore)
+                value[-1 if shape[0] > 1 else 0, ..., -1] = 0
+                value[0, ..., -1] = 0
+        batch[spec.name] = value
+    return batch
+
+
+def take_rows(program: Program, batch: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    dims = {spec.name: spec.batch_dim for spec in program.inputs}
+    return {n: t if dims[n] is None else t.narrow(dims[n] or 0, 0, rows) for n, t in batch.items()}
+
+
+def assemble(program: Program, runs: Sequence[RankRun]) -> list[Trajectory]:
+    """Every rank's trajectory with whole tensors put together from all ranks' parts; replicas stay apart, so that one
+    that drifted is seen."""
+    specs = {p.name: p for p in program.parameters}
+    whole: list[Trajectory] = []
+    for run in runs:
+        one = Trajectory(run.trajectory.losses, run.trajectory.metrics)
+        peers = [other for other in runs]
+
+        def full(name: str, pick) -> Tensor:  # type: ignore[no-untyped-def]
+            cuts = parse_cuts(specs[name].cuts) if name in specs else ()
+            if not cuts:
+                return pick(run)
+            axes = {axis for cut in cuts for axis in cut.axes}
+            result = torch.empty(specs[name].shape, dtype=pick(run).dtype)
+            for peer in peers:
+                if all(peer.coords[a] == run.coords[a] for a in program.mesh if a not in axes):
+                    part, index = pick(peer), []
+                    for dim, size in enumerate(specs[name].shape):
+                        own = [cut for cut in cuts if cut.dim == dim]
+                        index.append(positions(own, size, peer.sizes, peer.coords, part.device))
+                    result[torch.meshgrid(*index, indexing="ij")] = part
+            return result
+
+        for step in range(len(run.trajectory.gradients)):
+            names = run.trajectory.gradients[step]
+            one.gradients.append({n: full(n, lambda r, n=n: r.trajectory.gradients[step][n]) for n in names})
+        one.parameters = {n: full(n, lambda r, n=n: r.trajectory.parameters[n]) for n in run.trajectory.parameters}
+        one.buffers = run.trajectory.buffers
+        whole.append(one)
+    return whole
+
+
+def compare(truth: Trajectory, found: Sequence[Trajectory]) -> Iterator[Deviation]:
+    for rank, one in enumerate(found):
+        at = f" on rank {rank}"
+        for step, (a, b) in enumerate(zip(truth.losses, one.losses, strict=True)):
+            yield Deviation(f"loss of step {step}{at}", relative(torch.tensor(a), torch.tensor(b)))
+        for step, (m, n) in enumerate(zip(truth.metrics, one.metrics, strict=True)):
+            for name in n:
+                yield Deviation(f"metric {name} of step {step}{at}", relative(torch.tensor(m[name]), torch.tensor(n[name])))
+        for step, (g, h) in enumerate(zip(truth.gradients, one.gradients, strict=True)):
+            for name in g.keys() | h.keys():
+                missing = name not in g or name not in h
+                error = math.inf if missing else relative(g[name], h[name])
+                yield Deviation(f"gradient of {name} in step {step}{at}", error)
+        for kind, t, o in (("parameter", truth.parameters, one.parameters), ("buffer", truth.buffers, one.buffers)):
+            for name, value in o.items():
+                yield Deviation(f"{kind} {name} after {len(truth.losses)} steps{at}", relative(t[name], value))
+
+
+def relative(truth: Tensor, found: Tensor) -> float:
+    """max |found - truth| / max |truth| (absolute where the truth is below 1e-6); inf for a shape or a NaN that differs."""
+    if truth.shape != found.shape:
+        return math.inf
+    if truth.numel() == 0:
+        return 0.0
+    truth, found = truth.double(), found.double()
+    difference = (truth - found).abs().max().item()
+    if math.isnan(difference):
+        return 0.0 if torch.equal(truth.isnan(), found.isnan()) and truth.isnan().all() else math.inf
+    return difference / max(truth.abs().max().item(), 1e-6)

@@ -1,0 +1,221 @@
+"""planc: check, format, compile, inspect, simulate, verify and run a plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from compiler.diagnostics import PlanError, render, to_json
+from runtime.program import ProgramError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status: 0, or 1 for a mistake in the plan, or 2 for one in the command."""
+    options = parser().parse_args(arguments)
+    handler: Callable[[argparse.Namespace], int] = options.handler
+    try:
+        return handler(options)
+    except PlanError as error:
+        report(error, options)
+        return 1
+    except (ProgramError, FileExistsError) as error:
+        print(f"planc: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("planc: interrupted", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="planc", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, handler: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("plan", metavar="PLAN", help="a .plan file")
+        sub.set_defaults(handler=handler)
+        if name != "fmt":
+            sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="sets",
+                             help="replace a name, a mesh axis or an option of the plan; may be repeated")  # fmt: skip
+            sub.add_argument("--json", action="store_true", help="print for machines")
+        return sub
+
+    command("check", do_check, "parse and check a plan without compiling it")
+    fmt = command("fmt", do_fmt, "write a plan in the standard form")
+    fmt.add_argument("--check", action="store_true", help="change nothing; exit 1 if the plan is not in that form")
+    fmt.add_argument("--stdout", action="store_true", help="print the result instead of writing it")
+    compiling = command("compile", do_compile, "compile a plan to a program folder")
+    compiling.add_argument("-o", "--output", metavar="FOLDER", help="default: build/NAME")
+    compiling.add_argument("--dump-after", action="append", default=[], metavar="PASS", help="print the graph after a pass (or `all`)")
+    inspect = command("inspect", do_inspect, "print a plan's graph at any level")
+    inspect.add_argument("--level", default="segments", choices=LEVEL_NAMES)
+    inspect.add_argument("--segment", metavar="NAME", help="only this segment, such as layers.0")
+    simulate = command("simulate", do_simulate, "run all ranks of a plan in this process")
+    simulate.add_argument("--steps", type=int, default=3)
+    verify = command("verify", do_verify, "compare a plan with one-device eager PyTorch in float64")
+    verify.add_argument("--steps", type=int, default=3)
+    run = command("run", do_run, "compile a plan and train it: on local processes, or as one of torchrun's")
+    run.add_argument("-o", "--output", metavar="FOLDER", help="the program folder; default: build/NAME")
+    run.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
+    return top
+
+
+LEVEL_NAMES = ("captured", "layouts", "segments", "local", "instructions")
+
+
+def report(error: PlanError, options: argparse.Namespace) -> None:
+    if getattr(options, "json", False):
+        print(json.dumps({"diagnostics": to_json(error.diagnostics)}, indent=2))
+    else:
+        print(render(error.diagnostics, error.sources, color=sys.stderr.isatty()), file=sys.stderr)
+
+
+def show_warnings(diagnostics: Sequence, sources: dict) -> None:  # type: ignore[type-arg]
+    if diagnostics:
+        print(render(diagnostics, sources, color=sys.stderr.isatty()), file=sys.stderr)
+
+
+def do_check(options: argparse.Namespace) -> int:
+    from compiler.dsl import load
+
+    plan = load(options.plan, options.sets)
+    if options.json:
+        print(json.dumps({"diagnostics": to_json(plan.warnings)}, indent=2))
+        return 0
+    show_warnings(plan.warnings, dict(plan.sources))
+    mesh = " ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
+    print(f"{options.plan}: ok ({plan.ranks} rank{'s' if plan.ranks != 1 else ''}: {mesh})")
+    return 0
+
+
+def do_fmt(options: argparse.Namespace) -> int:
+    from compiler.dsl import format_text
+
+    path = Path(options.plan)
+    text = read_plan(path)
+    result = format_text(text)
+    if options.stdout:
+        sys.stdout.write(result)
+    elif options.check:
+        if result != text:
+            print(f"{path}: not in the standard form; run: planc fmt {path}", file=sys.stderr)
+            return 1
+    elif result != text:
+        path.write_text(result)
+        print(f"{path}: formatted")
+    return 0
+
+
+def do_compile(options: argparse.Namespace) -> int:
+    from compiler.compile import Options, compile
+    from compiler.ir.text import print_graph
+    from compiler.report.show import compilation_json, print_compilation
+
+    def watch(name: str, graph: object) -> None:
+        if name in options.dump_after or "all" in options.dump_after:
+            print(f"# after {name}\n{print_graph(graph)}")  # type: ignore[arg-type]
+
+    compilation = compile(options.plan, options.sets, Options(watch=watch if options.dump_after else None))
+    folder = compilation.write(output_folder(options, compilation.program.name))
+    if options.json:
+        print(json.dumps(compilation_json(compilation, folder), indent=2))
+    else:
+        show_warnings(compilation.warnings, dict(compilation.plan.sources))
+        print_compilation(Console(highlight=False, soft_wrap=True), compilation, folder)
+    return 0
+
+
+def output_folder(options: argparse.Namespace, name: str) -> Path:
+    return Path(options.output) if options.output else Path("build") / name
+
+
+def do_inspect(options: argparse.Namespace) -> int:
+    from compiler.compile import compile
+    from compiler.report.show import level_text
+
+    compilation = compile(options.plan, options.sets)
+    text = level_text(compilation, options.level, options.segment)
+    if not text.strip():
+        known = ", ".join(call.name for call in compilation.program.calls)
+        print(f"planc: no segment {options.segment!r}; there are: {known}", file=sys.stderr)
+        return 2
+    print(json.dumps({"level": options.level, "text": text}) if options.json else text, end="" if not options.json else "\n")
+    return 0
+
+
+def do_simulate(options: argparse.Namespace) -> int:
+    import tempfile
+
+    from compiler.compile import compile
+    from compiler.analysis.verify import random_batch
+    from runtime.program import load
+    from runtime.simulate import simulate
+
+    compilation = compile(options.plan, options.sets)
+    show_warnings(compilation.warnings, dict(compilation.plan.sources))
+    with tempfile.TemporaryDirectory(prefix="planc-") as folder:
+        program = load(compilation.write(Path(folder) / compilation.program.name))
+        batches = [random_batch(program, step) for step in range(options.steps)]
+        results = simulate(program, lambda session: [session.step(batch) for batch in batches])
+    if options.json:
+        print(json.dumps({"ranks": program.world, "losses": [r.loss for r in results[0]]}))
+        return 0
+    for step, result in enumerate(results[0]):
+        metrics = "".join(f"  {name} {value:.6g}" for name, value in result.metrics.items())
+        print(f"step {step}: loss {result.loss:.6g}{metrics}")
+    print(f"{program.world} ranks simulated in this process on random batches")
+    return 0
+
+
+def do_verify(options: argparse.Namespace) -> int:
+    from compiler.analysis.verify import TOLERANCE, verify
+    from compiler.dsl import load
+
+    verdict = verify(load(options.plan, options.sets), options.steps)
+    if options.json:
+        worst = [{"what": d.what, "error": d.error} for d in verdict.deviations[:10]]
+        print(json.dumps({"ok": verdict.ok, "ranks": verdict.ranks, "worst": worst}))
+    else:
+        shown = verdict.deviations[: 1 if verdict.ok else 8]
+        state = "equal to" if verdict.ok else "NOT equal to"
+        print(
+            f"{options.plan}: {verdict.ranks} ranks, {verdict.steps} steps in float64: {state} one-device eager PyTorch "
+            f"({len(verdict.deviations)} comparisons, tolerance {TOLERANCE:g})"
+        )
+        for item in shown:
+            print(f"  relative error {item.error:.2e}: {item.what}")
+    return 0 if verdict.ok else 1
+
+
+def do_run(options: argparse.Namespace) -> int:
+    from compiler.compile import compile
+    from compiler.report.show import print_compilation
+    from runtime.transport.launch import launch, under_torchrun
+
+    if under_torchrun():
+        from runtime.train import train
+
+        folder = output_folder(options, Path(options.plan).stem)
+        if not (folder / "program.yaml").exists():
+            print(f"planc: compile first: planc compile {options.plan} -o {folder}", file=sys.stderr)
+            return 2
+        return train(folder, resume=options.resume)
+    compilation = compile(options.plan, options.sets)
+    folder = compilation.write(output_folder(options, compilation.program.name))
+    show_warnings(compilation.warnings, dict(compilation.plan.sources))
+    print_compilation(Console(highlight=False, soft_wrap=True), compilation, folder)
+    arguments = ["runtime", str(folder), *(["--resume"] if options.resume else [])]
+    return launch(compilation.program.world, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

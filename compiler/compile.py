@@ -1,0 +1,171 @@
+"""compile: from a plan to a program folder. The stages in order, each a function of its own module."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compiler.capture import Captured, CaptureRequest, capture
+from compiler.diagnostics import Diagnostic
+from compiler.dsl import load
+from compiler.dsl.plan import Plan
+from compiler.emit.folder import write_folder
+from compiler.ir.graph import Graph
+from compiler.ir.verify import verify_graph
+from compiler.layout.placement import Layout, Mesh, Shard, V
+from compiler.link import Linked, link
+from compiler.passes.assign_layouts import Assigned, LayoutRequest, assign_layouts
+from compiler.passes.base import run_passes
+from compiler.passes.detach_outputs import DetachOutputs
+from compiler.passes.lift_vary import LiftVary
+from compiler.passes.pipeline import lowering
+from compiler.passes.resolve_counts import ResolveCounts
+from compiler.report.asked import Asked, asked
+from compiler.support import check_supported, explain_time_mixing
+from compiler.layout.propagate import TimeMixing
+from runtime.context import TIME
+from runtime.program import Program
+
+Watch = Callable[[str, Graph], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile. `widen`: everything in float64, for verification. `watch` sees the graph after every pass."""
+
+    widen: bool = False
+    watch: Watch | None = None
+    base: Path | None = None
+
+
+@dataclass
+class Compilation:
+    """A compiled plan: the program, the graphs at every level, what was done about each request, and how long it took.
+
+    `seconds` maps a stage's name to its time.
+    """
+
+    plan: Plan
+    program: Program
+    captured: Captured
+    lowered: Graph
+    assigned: Assigned
+    linked: Linked
+    asked: list[Asked]
+    warnings: list[Diagnostic]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def write(self, folder: str | Path) -> Path:
+        """Write the program folder (replacing an older one there) and return it."""
+        return write_folder(self, Path(folder))
+
+
+def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options = Options()) -> Compilation:
+    """Compile a plan, given as a path or already loaded.
+
+    Raises PlanError with every diagnostic that could be found.
+    """
+    if not isinstance(plan, Plan):
+        plan = load(str(plan), sets)
+    clock = _Clock()
+    warnings = [*plan.warnings, *check_supported(plan)]
+    mesh = plan_mesh(plan)
+    with clock("capture"):
+        captured = capture(capture_request(plan, mesh, options))
+    with clock("lower"):
+        graph = captured.graph
+        verify_graph(graph, "capture")
+        if options.watch:
+            options.watch("capture", graph)
+        graph = run_passes(graph, lowering(plan), watch=options.watch)
+        graph = run_passes(graph, [DetachOutputs()], watch=options.watch)
+    with clock("layouts"):
+        request = layout_request(plan, mesh, graph)
+        try:
+            assigned = assign_layouts(graph, request)
+        except TimeMixing as mixing:
+            raise explain_time_mixing(plan, mixing) from None
+        _after_layouts(assigned, request, options.watch)
+    with clock("segments"):
+        linked = link(plan, captured, assigned, request)
+    program = linked.program
+    result = Compilation(plan, program, captured, graph, assigned, linked, [], warnings, clock.seconds)
+    result.asked = asked(result)
+    return result
+
+
+def plan_mesh(plan: Plan) -> Mesh:
+    """The axes that divide work: those of more than one rank, and time innermost where the batch is cut in it."""
+    axes = [(axis.name, axis.size) for axis in plan.mesh if axis.size > 1]
+    if plan.microbatches > 1 or is_ragged(plan):
+        axes.append((TIME, plan.microbatches))
+    return Mesh(tuple(axes))
+
+
+def is_ragged(plan: Plan) -> bool:
+    """Whether some rows of a batch may not be real: at the end of an epoch, or where the batch does not divide."""
+    tail = plan.data.tail if plan.data is not None else "pad"
+    rows = batch_rows(plan)
+    return rows is not None and (tail == "pad" or rows % batch_ways(plan) != 0)
+
+
+def batch_rows(plan: Plan) -> int | None:
+    """The rows of a batch that the plan asks for."""
+    return next((spec.shape[spec.batch_dim] for spec in plan.inputs if spec.batch_dim is not None), None)
+
+
+def batch_axes(plan: Plan) -> tuple[str, ...]:
+    """The axes of more than one rank over which the batch is cut."""
+    axes = plan.data.axes if plan.data is not None else ()
+    return tuple(axis.name for axis in plan.mesh if axis.name in axes and axis.size > 1)
+
+
+def batch_ways(plan: Plan) -> int:
+    ways = plan.microbatches
+    for axis in batch_axes(plan):
+        ways *= plan.axis_size(axis)
+    return ways
+
+
+def capture_request(plan: Plan, mesh: Mesh, options: Options) -> CaptureRequest:
+    """What to capture: the model at the batch size rounded up to what divides evenly."""
+    ways = batch_ways(plan)
+    return CaptureRequest.from_plan(plan, rows_multiple=ways, dtype="float64" if options.widen else None)
+
+
+def layout_request(plan: Plan, mesh: Mesh, graph: Graph) -> LayoutRequest:
+    """Batch inputs are cut over the data axes and time; parameters are used there in work that differs."""
+    split = batch_axes(plan)
+    over = (*split, *((TIME,) if TIME in mesh.names else ()))
+    dims = {spec.name: spec.batch_dim for spec in plan.inputs}
+    layouts: dict[str, Layout] = {}
+    for value in graph.inputs:
+        if value.kind == "batch" and (dim := dims[value.name]) is not None:
+            layouts[value.name] = Layout((axis, Shard(dim)) for axis in over)
+        elif value.kind == "param" and value.differentiable:
+            layouts[value.name] = Layout((axis, V) for axis in over)
+    time = TIME if TIME in mesh.names else None
+    return LayoutRequest(mesh, split, layouts, time, is_ragged(plan))
+
+
+def _after_layouts(assigned: Assigned, request: LayoutRequest, watch: Watch | None) -> None:
+    passes = [ResolveCounts(request.time_axis, request.ragged), LiftVary()]
+    for graph in filter(None, (assigned.prologue, assigned.main)):
+        verify_graph(graph, "assign_layouts")
+        if watch:
+            watch("assign_layouts", graph)
+        run_passes(graph, passes, facts={"layouts"}, watch=watch)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - start

@@ -1,0 +1,274 @@
+"""link: from graphs with layouts to a program. Cut into segments, differentiate each distinct one once, name what
+flows between the calls, form buckets, and write the instruction stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from compiler.analysis.ranges import input_range
+from compiler.autodiff.local import cuts_text, shape_of
+from compiler.autodiff.partition import SegmentCode, partition
+from compiler.autodiff.trace import trace
+from compiler.capture import Captured
+from compiler.dsl.plan import InputSpec, Plan
+from compiler.ir.graph import Graph, Value
+from compiler.layout.placement import Layout, Mesh, Partial, Varying
+from compiler.passes.assign_layouts import Assigned, LayoutRequest
+from compiler.recompute import policy_for
+from compiler.schedule.buckets import Trained, make_buckets
+from compiler.schedule.stream import CallInfo, data_parallel_stream
+from compiler.segments.canonical import canonical, first_site, key
+from compiler.segments.split import Segment, matches, split, units
+from runtime.context import TIME
+from runtime.program import Bucket, Buffer, Call, Input, Output, Parameter, Program
+
+
+@dataclass
+class Kind:
+    """A distinct segment: its graph with neutral names, its code, and the calls that use it."""
+
+    name: str
+    graph: Graph
+    code: SegmentCode
+    policy: str
+    calls: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Linked:
+    """The program and what it was made from."""
+
+    program: Program
+    kinds: dict[str, Kind]
+    segments: list[Segment]
+    prologue: Segment | None
+
+
+def link(plan: Plan, captured: Captured, assigned: Assigned, request: LayoutRequest) -> Linked:
+    return _Linker(plan, captured, assigned, request).link()
+
+
+class _Linker:
+    def __init__(self, plan: Plan, captured: Captured, assigned: Assigned, request: LayoutRequest):
+        self.plan, self.captured, self.assigned, self.request = plan, captured, assigned, request
+        self.mesh = request.mesh
+        self.kinds: dict[str, Kind] = {}
+        self.by_key: dict[tuple[str, tuple[bool, ...], str], Kind] = {}
+        self.slots: dict[Value, str] = {}
+
+    def link(self) -> Linked:
+        main = self.assigned.main
+        extra = [pattern.text for pattern in self.plan.segments]
+        segments = split(main, units(self.captured.lists, self.captured.modules, extra))
+        for segment in segments:
+            self.slots.update((value, f"{segment.name}/{value.name}") for value in segment.outputs)
+        infos = self.calls(segments)
+        prologue_segment, prologue = self.prologue()
+        parameters = self.parameters(infos)
+        buckets = self.buckets(infos, parameters)
+        program = self.program(infos, prologue, parameters, buckets)
+        return Linked(program, self.kinds, segments, prologue_segment)
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def calls(self, segments: Sequence[Segment]) -> list[CallInfo]:
+        """From the last segment to the first, since which results have a gradient is known only backwards."""
+        loss = self.assigned.main.outputs["loss"]
+        has_gradient: set[Value] = {loss} if loss.differentiable and self.plan.mode == "train" else set()
+        infos: list[CallInfo] = []
+        for segment in reversed(segments):
+            flags = tuple(value in has_gradient for value in segment.outputs)
+            kind = self.kind(segment, flags)
+            wanted = [segment.inputs[k] for k in kind.code.wanted]
+            has_gradient.update(wanted)
+            call = Call(
+                segment.name,
+                kind.name,
+                tuple(self.reference(value) for value in segment.inputs),
+                tuple(self.slots[value] for value in segment.outputs),
+                tuple(self.reference(value) for value in wanted),
+                first_site(segment),
+            )
+            kind.calls.append(segment.name)
+            infos.append(CallInfo(call, tuple(kind.code.needed), bool(wanted)))
+        for kind in self.kinds.values():
+            kind.calls.reverse()
+        return infos[::-1]
+
+    def kind(self, segment: Segment, flags: tuple[bool, ...], mesh: Mesh | None = None) -> Kind:
+        graph = canonical(segment)
+        policy = policy_for(self.plan, segment.unit)
+        identity = (key(graph), flags, policy)
+        if identity not in self.by_key:
+            code = partition(trace(graph, mesh or self.mesh, flags), policy)
+            name = self.kind_name(segment)
+            graph.name = name
+            self.by_key[identity] = self.kinds[name] = Kind(name, graph, code, policy)
+        return self.by_key[identity]
+
+    def kind_name(self, segment: Segment) -> str:
+        """The unit's path without the element's number: "layers" for "layers.3"."""
+        base = "_".join(part for part in segment.name.split(".") if not part.isdigit()) or "segment"
+        base = "".join(c if c.isalnum() else "_" for c in base)
+        name, k = base, 2
+        while name in self.kinds:
+            name, k = f"{base}_{k}", k + 1
+        return name
+
+    def reference(self, value: Value) -> str:
+        prefix = {"param": "param", "buffer": "buffer", "batch": "batch", "constant": "const", "hoisted": "once"}
+        return f"{prefix[value.kind]}:{value.name}" if value.kind else self.slots[value]
+
+    def prologue(self) -> tuple[Segment | None, Call | None]:
+        graph = self.assigned.prologue
+        if graph is None:
+            return None, None
+        segment = Segment("prologue", "prologue", graph.nodes, list(graph.inputs), list(graph.outputs.values()))
+        mesh = Mesh(tuple((axis, 1 if axis == TIME else size) for axis, size in self.mesh.axes))
+        kind = self.kind(segment, (False,) * len(segment.outputs), mesh)
+        kind.calls.append("prologue")
+        arguments = tuple(self.reference(value) for value in segment.inputs)
+        results = tuple(f"once:{role}" for role in graph.outputs)
+        return segment, Call("prologue", kind.name, arguments, results, (), first_site(segment))
+
+    # -- parameters ----------------------------------------------------------------------------------------------
+
+    def parameters(self, infos: Sequence[CallInfo]) -> tuple[Parameter, ...]:
+        """All parameters; trained are those that a gradient reaches (the others have None in eager PyTorch too)."""
+        trained = {ref.removeprefix("param:") for info in infos for ref in info.call.gradients if ref.startswith("param:")}
+        values = {value.name: value for value in self.assigned.main.inputs if value.kind == "param"}
+        found = []
+        for name, info in self.captured.parameters.items():
+            value = values.get(name)
+            cuts = cuts_text(value, self.mesh) if value is not None else ""
+            found.append(Parameter(name, tuple(info.shape), info.dtype, name in trained, cuts))
+        return tuple(found)
+
+    def buckets(self, infos: Sequence[CallInfo], parameters: Sequence[Parameter]) -> tuple[Bucket, ...]:
+        order: dict[str, None] = {}
+        for info in reversed(infos):
+            for reference in reversed(info.call.gradients):
+                if reference.startswith("param:"):
+                    name = reference.removeprefix("param:")
+                    order.pop(name, None)  # a later use in this order makes the gradient final
+                    order[name] = None
+        values = {value.name: value for value in self.assigned.main.inputs if value.kind == "param"}
+        trained = {
+            p.name: Trained(p.name, shape_of(values[p.name], self.mesh), p.dtype, self.reduce_axes(values[p.name]))
+            for p in parameters
+            if p.trained
+        }
+        cap = self.plan.data.bucket if self.plan.data is not None else 25_000_000
+        return make_buckets(list(order), trained, cap, self.decays)
+
+    def reduce_axes(self, value: Value) -> tuple[str, ...]:
+        layout = value.layout or Layout()
+        return tuple(
+            axis for axis, size in self.mesh.axes if axis != TIME and size > 1 and isinstance(layout[axis], Varying)
+        )
+
+    def decays(self, name: str) -> bool:
+        """Whether the optimizer decays a parameter; the last of the plan's patterns to say so is `no_decay`."""
+        spec = self.plan.optimizer
+        if spec is None:
+            return True
+        if any(matches(p.text, name) for p in spec.no_decay):
+            return False
+        return not spec.decay or any(matches(p.text, name) for p in spec.decay)
+
+    # -- the program ---------------------------------------------------------------------------------------------
+
+    def program(
+        self, infos: Sequence[CallInfo], prologue: Call | None, parameters: tuple[Parameter, ...], buckets: tuple[Bucket, ...]
+    ) -> Program:  # fmt: skip
+        plan, main = self.plan, self.assigned.main
+        outputs = tuple(
+            self.output(role, value) for role, value in main.outputs.items() if not role.startswith("buffer:")
+        )
+        buffers = self.buffers()
+        kept = {output.slot for output in outputs} | {b.update for b in buffers if b.update is not None}
+        trains = plan.mode == "train"
+        clip = {k: v for k, v in vars(plan.clip).items() if k.startswith("grad_") and v is not None} if plan.clip else {}
+        stream = data_parallel_stream(
+            infos, buckets, plan.microbatches, prologue is not None, bool(clip) and trains,
+            plan.optimizer is not None and trains, any(b.update for b in buffers), frozenset(kept),
+        )  # fmt: skip
+        rows = next((s.shape[s.batch_dim] for s in plan.inputs if s.batch_dim is not None), 1)
+        inputs = tuple(self.input(spec) for spec in plan.inputs)
+        batch = next((i.shape[i.batch_dim] for i in inputs if i.batch_dim is not None), 1)
+        optimizer = plan.optimizer
+        return Program(
+            name=_stem(plan.path),
+            mesh={axis.name: axis.size for axis in plan.mesh},
+            microbatches=plan.microbatches,
+            batch=batch,
+            rows=rows,
+            ragged=self.request.ragged and not self.assigned.full_batches,
+            full_batches=bool(self.assigned.full_batches),
+            batch_axes=self.request.batch_axes,
+            model={
+                "factory": plan.model.factory,
+                "options": dict(plan.model.options),
+                "base": str(plan.model.folder.resolve()),
+            },
+            inputs=inputs,
+            parameters=parameters,
+            ties=dict(self.captured.ties),
+            buffers=buffers,
+            constants=tuple(self.captured.constants),
+            outputs=outputs,
+            kinds={name: f"segments/{name}.py" for name in self.kinds},
+            prologue=prologue,
+            calls=tuple(info.call for info in infos),
+            buckets=buckets,
+            optimizer=None
+            if optimizer is None or not trains
+            else {
+                "name": optimizer.name,
+                **{k: list(v) if isinstance(v, tuple) else v for k, v in optimizer.options.items()},
+                "schedule": optimizer.schedule,
+                "warmup": optimizer.warmup,
+                "total": optimizer.total,
+                "min_lr": optimizer.min_lr,
+            },
+            clip=clip or None,
+            train={k: v for k, v in vars(plan.train).items() if k not in ("span", "given")}
+            | {"tail": plan.data.tail if plan.data is not None else "pad"},
+            mode=plan.mode,
+            streams=(stream,),
+        )
+
+    def input(self, spec: InputSpec) -> Input:
+        value = next((v for v in self.captured.graph.inputs if v.kind == "batch" and v.name == spec.name), None)
+        if value is None:
+            return Input(spec.name, spec.dtype, spec.shape, spec.batch_dim)
+        found = input_range(self.captured.graph, value)
+        return Input(spec.name, value.dtype, value.shape, spec.batch_dim, found.below, found.ignore)
+
+    def output(self, role: str, value: Value) -> Output:
+        layout = value.layout or Layout()
+        axes = tuple(axis for axis in self.mesh.names if axis != TIME and isinstance(layout[axis], Partial))
+        op = next((place.op for place in layout.values() if isinstance(place, Partial)), "sum")
+        return Output(role.removeprefix("metric:"), self.slots[value], axes, op)
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        updates = {
+            role.removeprefix("buffer:"): value
+            for role, value in self.assigned.main.outputs.items()
+            if role.startswith("buffer:")
+        }
+        found = []
+        for name, info in self.captured.buffers.items():
+            value = updates.get(name)
+            average = tuple(
+                axis for axis, place in (value.layout or {}).items() if isinstance(place, Partial) and place.op == "avg"
+            ) if value is not None else ()  # fmt: skip
+            slot = self.slots[value] if value is not None else None
+            found.append(Buffer(name, tuple(info.shape), info.dtype, info.persistent, slot, average))
+        return tuple(found)
+
+
+def _stem(path: str) -> str:
+    name = path.rsplit("/", 1)[-1]
+    return name.removesuffix(".plan") or "plan"

@@ -1,0 +1,17 @@
+"""The passes between capture and layouts, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.dsl.plan import Plan
+from compiler.passes.base import Pass
+from compiler.passes.lower_batch_norm import LowerBatchNorm
+from compiler.passes.lower_losses import LowerLosses
+from compiler.passes.lower_mean import LowerMean
+
+
+def lowering(plan: Plan) -> Sequence[Pass]:
+    """Operators that hide a reduction over the batch become ones whose reductions layouts can see."""
+    local = tuple(pattern.text for pattern in plan.local_statistics)
+    return (LowerBatchNorm(local), LowerLosses(), LowerMean())

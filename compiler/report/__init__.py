@@ -1,0 +1,1 @@
+"""What planc shows: tables, printed graphs, explanations."""

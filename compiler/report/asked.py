@@ -1,0 +1,93 @@
+"""The table that ends every compile: what the plan asked for, and what was done about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compiler.compile import Compilation
+
+APPLIED, PARTLY, REFUSED, NOTHING = "applied", "partly", "refused", "no effect"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: the plan's words, "applied", "partly", "refused" or "no effect", and in how many places or why."""
+
+    request: str
+    outcome: str
+    detail: str
+
+
+def asked(compilation: Compilation) -> list[Asked]:
+    """Every strategy and option that the plan spells out, in the plan's order."""
+    return [*_data(compilation), *_others(compilation), *_graph(compilation)]
+
+
+def _data(c: Compilation) -> Iterator[Asked]:
+    plan, program = c.plan, c.program
+    data = plan.data
+    if data is None:
+        return
+    axes = ", ".join(data.axes)
+    ways = [f"{axis}={plan.axis_size(axis)}" for axis in data.axes]
+    if not program.batch_axes:
+        yield Asked(f"data over {axes}", NOTHING, f"{' '.join(ways)}: one rank, nothing to communicate")
+    else:
+        reduced = [bucket for bucket in program.buckets if bucket.axes]
+        count = sum(len(bucket.parameters) for bucket in reduced)
+        yield Asked(
+            f"data over {axes}",
+            APPLIED,
+            f"{len(program.inputs)} inputs cut {' '.join(ways)}, {count} gradients reduced in {len(reduced)} buckets",
+        )
+    if "microbatches" in data.given:
+        hoisted = len(c.linked.prologue.outputs) if c.linked.prologue else 0
+        more = f", {hoisted} values computed once before the first" if hoisted else ""
+        outcome = APPLIED if program.microbatches > 1 else NOTHING
+        yield Asked(f"microbatches = {program.microbatches}", outcome, f"gradients accumulate over them{more}")
+    if "bucket" in data.given:
+        yield Asked(f"bucket = {data.bucket / 1e6:g}MB", APPLIED, f"{len(program.buckets)} buckets")
+    if "tail" in data.given or program.full_batches:
+        if program.full_batches:
+            node = c.assigned.full_batches[0]
+            yield Asked(
+                f"tail = {data.tail}",
+                REFUSED if data.tail == "pad" else APPLIED,
+                f"only full batches: {node.origin.module or 'the model'} ({node.origin.source}) joins all rows",
+            )
+        else:
+            yield Asked(f"tail = {data.tail}", APPLIED, "an incomplete last batch is padded and masked"
+                        if data.tail == "pad" else "an incomplete last batch is left out")  # fmt: skip
+
+
+def _others(c: Compilation) -> Iterator[Asked]:
+    plan, program = c.plan, c.program
+    for word in ("zero", "tensor", "context", "pipeline"):
+        strategy = getattr(plan, word)
+        if strategy is not None:
+            yield Asked(f"{word} over {', '.join(strategy.axes)}", NOTHING, "the axis has one rank")
+    for rule in plan.recompute:
+        names = ", ".join(f'"{pattern.text}"' for pattern in rule.patterns)
+        count = sum(len(kind.calls) for kind in c.linked.kinds.values() if kind.policy == rule.policy)
+        outcome = APPLIED if count or rule.policy == "none" else REFUSED
+        yield Asked(f"recompute {names} = {rule.policy}", outcome, f"{count} segments")
+    if plan.optimizer is not None:
+        trained = sum(parameter.trained for parameter in program.parameters)
+        rest = len(program.parameters) - trained
+        left = f", {rest} frozen or unused are left alone" if rest else ""
+        yield Asked(f"optimizer {plan.optimizer.name}", APPLIED, f"{trained} parameters{left}")
+    for name, value in (program.clip or {}).items():
+        yield Asked(f"clip {name} = {value:g}", APPLIED, "over all parameters, each element once")
+
+
+def _graph(c: Compilation) -> Iterator[Asked]:
+    for op, count in Counter(node.op for node in c.assigned.fallbacks).items():
+        node = next(node for node in c.assigned.fallbacks if node.op == op)
+        if any(len(value.layout or ()) for value in node.inputs) or c.program.batch_axes:
+            yield Asked(
+                f"layout of {op}", PARTLY, f"no rule: its {count} calls work on whole values ({node.origin.source})"
+            )

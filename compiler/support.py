@@ -1,0 +1,83 @@
+"""What planc does not do yet, or cannot do without changing what is computed: said at compile time."""
+
+from __future__ import annotations
+
+from compiler.diagnostics import Diagnostic, Diagnostics, Label, PlanError, Span, declare_codes
+from compiler.dsl.plan import Plan
+from compiler.layout.propagate import TimeMixing
+
+declare_codes(
+    {
+        "E201": "the plan asks for a strategy or an option that is not supported yet",
+        "E202": "an operator mixes the samples of several micro-batches",
+        "W201": "a mesh axis that no strategy uses",
+    }
+)
+
+STRATEGIES = {"zero": "ZeRO", "tensor": "tensor parallelism", "context": "context parallelism", "pipeline": "pipelines"}
+
+
+def check_supported(plan: Plan) -> list[Diagnostic]:
+    """Warnings; raises PlanError for what is not supported yet. A strategy over axes of one rank changes nothing."""
+    found = Diagnostics()
+    for word, title in STRATEGIES.items():
+        strategy = getattr(plan, word)
+        if strategy is not None and any(plan.axis_size(axis) > 1 for axis in strategy.axes):
+            found.error(
+                "E201",
+                f"`{word}` is not supported yet",
+                strategy.span,
+                label=f"{title} over {plan.axis_size(strategy.axes[0])} ranks",
+                help=f"remove the statement, or set its axis to 1: --set {strategy.axes[0]}=1",
+            )
+    for option in plan.precision.given:
+        found.error("E201", f"`precision {{ {option} }}` is not supported yet", plan.precision.given[option])
+    for rule in plan.recompute:
+        if rule.policy == "fit":
+            found.error(
+                "E201", "`recompute … = fit(…)` is not supported yet", rule.span, help="use `selective` or `full`"
+            )
+    if plan.mode == "forward":
+        found.error("E201", "`mode = forward` is not supported yet")
+    used = {axis for strategy in plan.strategies.values() for axis in strategy.axes}
+    for axis in plan.mesh:
+        if axis.size > 1 and axis.name not in used:
+            found.warning(
+                "W201",
+                f"no strategy uses the mesh axis `{axis.name}`",
+                axis.span,
+                label=f"its {axis.size} ranks all do the same work",
+                help=f"add `data over {axis.name}`, or remove the axis",
+            )
+    found.raise_if_errors(plan.sources)
+    return found.warnings
+
+
+def explain_time_mixing(plan: Plan, mixing: TimeMixing) -> PlanError:
+    """The diagnostic for a model that does not keep its meaning over micro-batches."""
+    origin = mixing.node.origin
+    related = []
+    if ":" in origin.source:
+        file, _, line = origin.source.rpartition(":")
+        if line.isdigit():
+            related.append(Label(Span(file, int(line), 1, int(line), 1 + len(origin.code)), "here"))
+    strategy = plan.pipeline if plan.pipeline and plan.pipeline.microbatches else plan.data
+    span = (strategy.given.get("microbatches") or strategy.span) if strategy else None
+    where = f" in `{origin.module}`" if origin.module else ""
+    diagnostic = Diagnostic(
+        "error",
+        "E202",
+        f"`{mixing.node.op.split('.')[1]}`{where} mixes the samples of the whole batch",
+        span,
+        label=f"but the batch is computed in {plan.microbatches} micro-batches",
+        notes=(
+            f"it needs %{mixing.value.name} of all micro-batches at once, and that depends on parameters: "
+            "its gradients would differ from those on one device",
+        ),
+        help=(
+            "use microbatches = 1 (more data-parallel ranks, or recompute, save memory too)",
+            f'or accept statistics of each part by itself: local_statistics "{origin.module or "module.path"}"',
+        ),
+        related=tuple(related),
+    )
+    return PlanError([diagnostic], plan.sources)

@@ -1,0 +1,189 @@
+"""A session: one rank's running program, for people with a training loop of their own.
+
+    session = runtime.load("build/quickstart")        # under torchrun: this process's rank
+    result = session.step({"tokens": tokens, "labels": labels})
+    print(result.loss)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from runtime.context import RankContext
+from runtime.executor import Executor, StepResult, load_kinds
+from runtime.factory import build
+from runtime.lr import Schedule
+from runtime.mesh import Mesh
+from runtime.optimizer import FlatOptimizer, OptimizerConfig, ParamGroup
+from runtime.program import Input, Program, ProgramError
+from runtime.program import load as load_program
+from runtime.state import RankState, initial_state
+from runtime.transport import Transport, connect
+
+
+class BatchError(ValueError):
+    """A batch does not fit the program; the message says which input, what came and what is right."""
+
+
+class Session:
+    """One rank of a program. `state` are full initial tensors by logical name (default: the model's own
+    initialisation under the plan's seed). Close it, or use it as a context manager."""
+
+    def __init__(
+        self, program: Program, transport: Transport, state: Mapping[str, Tensor] | None = None,
+        kinds: Mapping[str, ModuleType] | None = None,
+    ):  # fmt: skip
+        if transport.size != program.world:
+            mesh = " ".join(f"{axis}={size}" for axis, size in program.mesh.items())
+            raise ProgramError(f"{program.name} needs {program.world} ranks ({mesh}), but {transport.size} are running")
+        self.program, self.transport = program, transport
+        self.mesh = Mesh(tuple(program.mesh.items()))
+        self.coords = self.mesh.coords(transport.rank)
+        transport.prepare(used_groups(program, self.mesh))
+        seed = int(program.train["seed"])
+        self.context = RankContext(self.mesh, transport, program.microbatches, seed, program.rows)
+        full = state if state is not None else initial_state(program, seed)
+        self.state = RankState(program, full, self.context.sizes, self.context.coords, transport.device)
+        if program.opaque:
+            model = build(program.model["factory"], program.model["options"], program.model.get("base"))
+            self.context.opaque_modules = {path: model.get_submodule(path) for path in program.opaque}
+        self.optimizers = make_optimizers(program, self.state)
+        self.schedule = Schedule.from_options(program.optimizer or {}, int(program.train["steps"] or 0))
+        self.executor = Executor(program, kinds or load_kinds(program), self.context, self.state, self.optimizers)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken."""
+        return self.context.step
+
+    def step(self, batch: Mapping[str, Tensor], rows: int | None = None, local: bool = False) -> StepResult:
+        """One training step.
+
+        `batch` holds the whole batch by input name, the same on every rank, or with `local=True` just this rank's
+        rows. `rows` is the number of real rows of the whole batch; with a whole batch it defaults to the rows given,
+        and a batch that is too short (the last one of an epoch) is padded, without any effect on the result.
+        Raises BatchError if the batch does not fit the program.
+        """
+        self.check_names(batch)
+        if not local:
+            given = self.rows_of(batch)
+            rows = given if rows is None else rows
+            batch = {spec.name: self.local_rows(spec, batch[spec.name]) for spec in self.program.inputs}
+        rows = self.program.rows if rows is None else rows
+        self.check_rows(rows)
+        placed = {spec.name: self.place(spec, batch[spec.name]) for spec in self.program.inputs}
+        return self.executor.run(placed, rows, self.schedule(self.steps))
+
+    # -- batches -------------------------------------------------------------------------------------------------
+
+    def check_names(self, batch: Mapping[str, Tensor]) -> None:
+        names = [spec.name for spec in self.program.inputs]
+        if missing := [name for name in names if name not in batch]:
+            raise BatchError(f"the batch has no {', '.join(missing)}; the plan's inputs are {', '.join(names)}")
+
+    def check_rows(self, rows: int) -> None:
+        program = self.program
+        if not 1 <= rows <= program.rows:
+            raise BatchError(f"the batch has {rows} rows; the plan says {program.rows}")
+        if rows < program.rows and not program.ragged:
+            why = "the model joins all rows of a batch" if program.full_batches else "the plan says tail = drop"
+            raise BatchError(f"the batch has {rows} rows, but only full batches of {program.rows} are possible: {why}")
+
+    def rows_of(self, batch: Mapping[str, Tensor]) -> int:
+        """The rows of a whole batch; all inputs must agree."""
+        found = {s.name: batch[s.name].shape[s.batch_dim] for s in self.program.inputs if s.batch_dim is not None}
+        if len(set(found.values())) > 1:
+            raise BatchError(f"the inputs have different numbers of rows: {found}")
+        return next(iter(found.values()), self.program.rows)
+
+    def row_range(self) -> tuple[int, int]:
+        """The rows [start, end) of the whole batch, padding included, that this rank computes."""
+        ways, index = 1, 0
+        for axis in self.program.batch_axes:
+            ways, index = ways * self.program.mesh[axis], index * self.program.mesh[axis] + self.coords[axis]
+        rows = self.program.batch // ways
+        return index * rows, (index + 1) * rows
+
+    def local_rows(self, spec: Input, tensor: Tensor) -> Tensor:
+        """This rank's rows; beyond the end of a short batch its last row is repeated."""
+        if spec.batch_dim is None:
+            return tensor
+        start, end = self.row_range()
+        index = torch.arange(start, end, device=tensor.device).clamp_(max=tensor.shape[spec.batch_dim] - 1)
+        return tensor.index_select(spec.batch_dim, index)
+
+    def place(self, spec: Input, tensor: Tensor) -> Tensor:
+        """On the rank's device, in the program's dtype, with the shape checked."""
+        shape = list(spec.shape)
+        if spec.batch_dim is not None:
+            start, end = self.row_range()
+            shape[spec.batch_dim] = end - start
+        if list(tensor.shape) != shape:
+            raise BatchError(f"input {spec.name}: shape {list(tensor.shape)}, but this rank needs {shape}")
+        wanted = getattr(torch, spec.dtype)
+        if tensor.dtype != wanted:
+            if tensor.is_floating_point() != wanted.is_floating_point:
+                raise BatchError(f"input {spec.name}: dtype {tensor.dtype}, but the plan says {spec.dtype}")
+            tensor = tensor.to(wanted)
+        return tensor.to(self.transport.device, non_blocking=True)
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, Tensor]:
+        """This rank's parts of the parameters, by logical name: views, not copies."""
+        return self.state.parameters
+
+    def gradients(self) -> dict[str, Tensor]:
+        """This rank's parts of the last step's reduced gradients, by parameter name (before clipping by norm)."""
+        return self.state.gradient_views
+
+
+def make_optimizers(program: Program, state: RankState) -> dict[str, FlatOptimizer]:
+    """One flat optimizer for each bucket, with the decayed and the undecayed part as its groups."""
+    options = program.optimizer
+    if options is None:
+        return {}
+    config = OptimizerConfig.from_options(options)
+    found = {}
+    for bucket in program.buckets:
+        flat = state.flat[bucket.name]
+        groups = [
+            ParamGroup(name, flat[start:end], config.weight_decay if decayed else 0.0)
+            for name, start, end, decayed in state.decay_ranges(bucket)
+        ]
+        found[bucket.name] = FlatOptimizer(config, groups)
+    return found
+
+
+def used_groups(program: Program, mesh: Mesh) -> list[tuple[int, ...]]:
+    """Every group that the program may communicate in, the same list on all ranks."""
+    sets = {bucket.axes for bucket in program.buckets} | {output.axes for output in program.outputs}
+    sets |= {(axis,) for axis in mesh.names} | {program.batch_axes}
+    sets |= {tuple(a for a in buffer.average if a in mesh.names) for buffer in program.buffers}
+    groups: dict[tuple[int, ...], None] = {}
+    for axes in sorted(sets):
+        groups |= dict.fromkeys(group for group in mesh.groups(axes) if len(group) > 1)
+    return list(groups)
+
+
+def load(folder: str | Path, transport: Transport | None = None) -> Session:
+    """The session of this process's rank: under torchrun with gloo or NCCL, else alone.
+
+    Raises ProgramError if the folder holds no program for this runtime, or one for another number of ranks.
+    """
+    program = load_program(folder)
+    return Session(program, transport or connect())
