@@ -95,20 +95,30 @@ class Redistributor:
         for op in dict.fromkeys(value.layout[axis].op for axis in reduced):
             axes = tuple(axis for axis in reduced if value.layout[axis] == Partial(op))
             value = self.step("planc.all_reduce", value, {axis: R for axis in axes}, (axes, op), origin)
+        value = self.uneven_apart(value, target, origin)
         for wanted in (self.gathers, self.casts, self.cuts):
             for axis in self.mesh.names:
                 if value.layout[axis] != target[axis]:
-                    value = wanted(value, axis, target[axis], origin)
+                    value = wanted(value, axis, target, origin)
         return value
 
-    def gathers(self, value: Value, axis: str, place: Placement, origin: Origin) -> Value:
-        now = value.layout[axis]
+    def gathers(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
+        now, place = value.layout[axis], target[axis]
         if isinstance(now, Partial) and isinstance(place, Shard):
             if now.op == "sum":
                 return self.step("planc.reduce_scatter", value, {axis: place}, ((axis,), *self.cut(value, place)), origin)
             return self.step("planc.all_reduce", value, {axis: R}, ((axis,), now.op), origin)
         if isinstance(now, Shard):
             return self.gather(value, axis, place, origin)
+        return value
+
+    def uneven_apart(self, value: Value, target: Layout, origin: Origin) -> Value:
+        """Uneven parts change their borders with the number of parts: gather them before more axes cut the factor."""
+        for axis, place in target.items():
+            if isinstance(place, Shard) and is_padded(value.shape, target, place, self.mesh):
+                wanted, now = (shard_axes(layout, place, self.mesh) for layout in (target, value.layout))
+                if now and now != wanted:
+                    value = self.gather(value, now[0], R, origin)
         return value
 
     def gather(self, value: Value, axis: str, place: Placement, origin: Origin) -> Value:
@@ -128,8 +138,8 @@ class Redistributor:
         free = not any(isinstance(p, Shard) and p.dim == place.dim for p in value.layout.values())
         return plain and free and value.shape[now.dim] % ways == 0 and value.shape[place.dim] % ways == 0
 
-    def casts(self, value: Value, axis: str, place: Placement, origin: Origin) -> Value:
-        now = value.layout[axis]
+    def casts(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
+        now, place = value.layout[axis], target[axis]
         if isinstance(place, Varying):
             if isinstance(now, Replicate):
                 return self.step("planc.vary", value, {axis: V}, (axis,), origin)
@@ -139,10 +149,14 @@ class Redistributor:
             return self.step("planc.first", value, {axis: P}, (axis,), origin)
         return value
 
-    def cuts(self, value: Value, axis: str, place: Placement, origin: Origin) -> Value:
-        if isinstance(place, Shard) and isinstance(value.layout[axis], (Replicate, Varying)):
-            return self.step("planc.shard", value, {axis: place}, ((axis,), *self.cut(value, place)), origin)
-        return value
+    def cuts(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
+        """Cut along all axes of one factor at once: only so do uneven parts come out right."""
+        place = target[axis]
+        if not isinstance(place, Shard):
+            return value
+        shared = shard_axes(target, place, self.mesh)
+        axes = tuple(a for a in shared if isinstance(value.layout[a], (Replicate, Varying)))
+        return self.step("planc.shard", value, dict.fromkeys(axes, place), (axes, *self.cut(value, place)), origin)
 
     def cut(self, value: Value, shard: Shard) -> tuple[int, int, int, int]:
         """(dim, outer, count, unit) of a cut, the count being global: what a node needs to know of it."""
