@@ -4,7 +4,8 @@
     text = compiler.dsl.format_text(text)
 
 Both raise `compiler.diagnostics.PlanError` with every mistake that the text has.
-The steps: lexer → trees → parser (syntax) → files (include) → overrides (`--set`) → check → rules.
+The steps: lexer → trees → parser (syntax) → files (include) → overrides (`--set`) → check →
+rules.
 """
 
 from compiler.dsl.format import format_text

@@ -190,7 +190,12 @@ class Checker:
     def _strategy(self, statement: syntax.Statement) -> Any:
         kind = STATEMENTS[statement.word.name]
         self._check_axes(statement, kind.axes)
-        return self.convert.build(kind.spec, statement, axes=tuple(a.name for a in statement.axes))
+        return self.convert.build(
+            kind.spec,
+            statement,
+            axes=tuple(a.name for a in statement.axes),
+            axes_span=statement.axes[0].span.to(statement.axes[-1].span),
+        )
 
     def _check_axes(self, statement: syntax.Statement, count: tuple[int, int]) -> None:
         low, high = count

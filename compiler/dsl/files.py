@@ -35,7 +35,9 @@ class Program:
         return any(isinstance(s, syntax.Broken) and s.word == word for s in self.written)
 
 
-def read_text(path: str, diagnostics: Diagnostics, site: syntax.Include | None = None) -> str | None:
+def read_text(
+    path: str, diagnostics: Diagnostics, site: syntax.Include | None = None
+) -> str | None:
     """The text of a plan file, or None and a diagnostic."""
     span = site.path.span if site else None
     try:
@@ -98,9 +100,8 @@ class _Reader:
         return merged | own
 
     def _include(self, site: syntax.Include, path: str, chain: tuple[syntax.Include, ...]) -> dict:
-        target = str(Path(path).parent / site.path.text) if not path.startswith("<") else (
-            site.path.text
-        )
+        here = Path() if path.startswith("<") else Path(path).parent
+        target = str(here / site.path.text)
         span = site.path.span
         open_files = [_identity(path), *(_identity(s.span.file) for s in chain)]
         if "\0" in target or not site.path.text.strip():
@@ -108,12 +109,13 @@ class _Reader:
             self.program.incomplete = True
             return {}
         if _identity(target) in open_files:
-            names = [Path(f).name for f in reversed(open_files[: open_files.index(_identity(target)) + 1])]
-            shown = " → ".join((*names, Path(target).name))
+            circle = open_files[: open_files.index(_identity(target)) + 1]
+            shown = " → ".join((*(f.name for f in reversed(circle)), Path(target).name))
             self.diagnostics.error("E003", f"these plans include each other: {shown}", span)
             return {}
         if len(chain) >= MAX_INCLUDES:
-            self.diagnostics.error("E003", f"includes are nested more than {MAX_INCLUDES} deep", span)
+            message = f"includes are nested more than {MAX_INCLUDES} deep"
+            self.diagnostics.error("E003", message, span)
             return {}
         if _identity(target) in self.seen:
             return {}

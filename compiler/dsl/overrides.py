@@ -34,12 +34,10 @@ class Override:
 
 def apply_sets(program: Program, sets: Sets, diagnostics: Diagnostics) -> None:
     """Put every override into `program`, or report why that is not possible."""
-    lines = (
-        [f"{k}={v}" for k, v in sets.items()] if isinstance(sets, Mapping) else [str(s) for s in sets]
-    )
+    given = (f"{k}={v}" for k, v in sets.items()) if isinstance(sets, Mapping) else sets
+    lines = [" ".join(str(line).splitlines()) for line in given]
     if not lines:
         return
-    lines = [" ".join(line.splitlines()) for line in lines]
     program.sources[SOURCE] = "\n".join(lines)
     for number, line in enumerate(lines, start=1):
         override = _read(line, number, diagnostics)
@@ -53,7 +51,10 @@ def _read(line: str, number: int, diagnostics: Diagnostics) -> Override | None:
     whole = Span(SOURCE, number, 1, number, max(len(line), 1) + 1)
     if not equal or not target.strip() or not text.strip():
         diagnostics.error(
-            "E053", "an override is written `name=value`", whole, help="for example `--set batch=64`"
+            "E053",
+            "an override is written `name=value`",
+            whole,
+            help="for example `--set batch=64`",
         )
         return None
     return Override(

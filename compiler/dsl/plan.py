@@ -152,6 +152,7 @@ class Strategy(Spec):
     """Base of the statements `… over AXIS`."""
 
     axes: tuple[str, ...]
+    axes_span: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +166,9 @@ class DataStrategy(Strategy):
     )
     bucket: int = option(Size(), 25 * _MB, "gradients that are reduced as one")
     tail: str = option(
-        Choice("pad", "drop"), "pad", "a last batch that is too small: padded and masked, or left out"
+        Choice("pad", "drop"),
+        "pad",
+        "a last batch that is too small: padded and masked, or left out",
     )
 
 

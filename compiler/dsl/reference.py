@@ -46,7 +46,8 @@ def tables() -> dict[str, str]:
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
-    return "".join(f"| {' | '.join(c.replace('|', chr(92) + '|') for c in row)} |\n" for row in lines)
+    cells = ([cell.replace("|", "\\|") for cell in row] for row in lines)
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
 def _options(cls: type) -> Iterable[tuple[str, ...]]:
@@ -81,7 +82,8 @@ def _statements() -> Iterable[tuple[str, ...]]:
 def _devices() -> Iterable[tuple[str, ...]]:
     for device in known_devices().values():
         flops = f"{device.flops['bfloat16'] / 1e12:g}TFLOPS"
-        yield f"`{device.name}`", show_size(device.memory), show_size(device.bandwidth) + "/s", flops
+        bandwidth = f"{show_size(device.bandwidth)}/s"
+        yield f"`{device.name}`", show_size(device.memory), bandwidth, flops
 
 
 def _units() -> Iterable[tuple[str, ...]]:

@@ -67,9 +67,9 @@ def axes_exclude_each_other(plan: Plan) -> Iterator[Finding]:
                 yield Finding(
                     "E061",
                     f"`{one}` and `{two}` cannot both go over `{axis}`",
-                    second.span,
+                    second.axes_span,
                     "give each its own axis of the mesh",
-                    (Label(first.span, f"`{one}` goes over `{axis}` here"),),
+                    (Label(first.axes_span, f"`{one}` goes over `{axis}` here"),),
                 )
 
 
@@ -88,7 +88,7 @@ def zero_needs_replicas(plan: Plan) -> Iterator[Finding]:
             yield Finding(
                 "E065",
                 f"`zero` goes over `{axis}`, where neither `data` nor `context` goes",
-                plan.zero.span,
+                plan.zero.axes_span,
                 f"add `data over {axis}`",
             )
 

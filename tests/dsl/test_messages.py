@@ -119,9 +119,8 @@ def test_set_is_shown_as_a_source_of_its_own():
 def test_columns_line_up_behind_tabs_and_wide_characters():
     diagnostics = Diagnostics()
     diagnostics.error("E999", "here", Span("p", 1, 4, 1, 5))
-    assert "1 |  漢x!\n  |     ^" in render(diagnostics, {"p": "\t漢x!".replace("x", "")}) or True
     shown = render(diagnostics, {"p": "\t漢a!"}).split("\n")
-    assert shown[3] == "1 |  漢a!" and shown[4] == "  |     ^".replace("     ^", "     ^") + ""
+    assert shown[3:5] == ["1 |  漢a!", "  |     ^"]
 
 
 def test_a_very_long_line_is_cut_around_the_place():
