@@ -134,6 +134,17 @@ def do_compile(options: argparse.Namespace) -> int:
     return 0
 
 
+def read_plan(path: Path) -> str:
+    from compiler.diagnostics import Diagnostics
+    from compiler.dsl.files import read_text
+
+    diagnostics = Diagnostics()
+    text = read_text(str(path), diagnostics)
+    diagnostics.raise_if_errors()
+    assert text is not None
+    return text
+
+
 def output_folder(options: argparse.Namespace, name: str) -> Path:
     return Path(options.output) if options.output else Path("build") / name
 
@@ -213,7 +224,7 @@ def do_run(options: argparse.Namespace) -> int:
     folder = compilation.write(output_folder(options, compilation.program.name))
     show_warnings(compilation.warnings, dict(compilation.plan.sources))
     print_compilation(Console(highlight=False, soft_wrap=True), compilation, folder)
-    arguments = ["runtime", str(folder), *(["--resume"] if options.resume else [])]
+    arguments = ["-m", "runtime", str(folder), *(["--resume"] if options.resume else [])]
     return launch(compilation.program.world, arguments)
 
 

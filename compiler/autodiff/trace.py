@@ -17,6 +17,7 @@ import torch
 from compiler.autodiff.local import localized, shape_of
 from compiler.autodiff.operators import BACKWARD, FORWARD
 from compiler.autodiff.recorder import Recorder
+from compiler.autodiff.simplify import simplify
 from compiler.ir.graph import Graph, Node, Value, map_values
 from compiler.layout.placement import Mesh
 
@@ -88,7 +89,10 @@ def _trace(graph: Graph, mesh: Mesh, with_gradient: Sequence[bool]) -> Recorded:
         differentiate_node(tracer, node, leaves[node], gradients)
     found = [recorder.value_of(gradients[v]) if v in gradients and v.differentiable else None for v in graph.inputs]
     meaning = {tracer.value(value): value for value in graph.values()}
-    return Recorded(arguments, forward, results, cotangents, recorder.nodes, found, meaning)
+    forward, env = simplify(forward)
+    backward, env = simplify(recorder.nodes, env)
+    now = [None if value is None else env.get(value, value) for value in found]
+    return Recorded(arguments, forward, [env.get(v, v) for v in results], cotangents, backward, now, meaning)
 
 
 def run_node(tracer: Tracer, node: Node) -> dict[Value, torch.Tensor]:

@@ -227,11 +227,13 @@ class _Propagator:
 
     def mask_padding(self, node: Node, rule: Rule, operands: list[Value], choices: Mapping[str, Choice]) -> list[Value]:
         """Neutral elements in the padding of what is about to be reduced over it."""
+        done: set[str] = set()
         for axis, choice in choices.items():
-            if choice.kind != "cut" or any(
+            if choice.kind != "cut" or choice.factor in done or any(
                 dims is not None and any(choice.factor in names for names in dims) for dims in rule.results
             ):
                 continue
+            done.add(choice.factor)
             reduction = rule.reduces.get(choice.factor, "sum")
             holders = [k for k, dims in enumerate(rule.operands) if any(choice.factor in names for names in dims)]
             # A zero in one of the multiplied operands is enough for a sum.
