@@ -166,6 +166,7 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
     pool = {c.lower(): c for c in reversed(list(dict.fromkeys(candidates)))}
     wanted = name.lower()[:80]
     near = difflib.get_close_matches(wanted, list(pool), n=5, cutoff=0.6)
+    near += [c for c in pool if sorted(c) == sorted(wanted)]
     if not near:
         return None
     return pool[min(near, key=lambda c: (_typing_distance(wanted, c), sorted(c) != sorted(wanted)))]

@@ -45,89 +45,108 @@ def _is_blank(before: Token, token: Token) -> bool:
 
 
 def _balance(tokens: list[Token], file: str, diagnostics: Diagnostics) -> list[Token]:
-    """The tokens with brackets that match; every mend is reported.
-
-    An opening bracket that the file never closes ends where its statement visibly ends: before
-    the next line that is indented no deeper than the statement's first line.
-    """
-    unclosed = _unclosed(tokens)
-    out: list[Token] = []
-    stack: list[tuple[Token, int]] = []  # an opening bracket, and its line's indentation
-    indent, at_line_start, too_deep = 1, True, 0
-
-    def close(reason: Token | None) -> None:
-        opener, _ = stack.pop()
-        related = [Label(span_of(reason, file), "the next statement begins")] if reason else []
-        diagnostics.error(
-            "E014",
-            f"this `{opener}` is never closed",
-            span_of(opener, file),
-            related=related,
-            help=f"add `{_SHAPE[_CLOSER[opener.type]]}`",
-        )
-        out.append(Token.new_borrow_pos(_CLOSER[opener.type], _SHAPE[_CLOSER[opener.type]], opener))
-
+    """The tokens with brackets that match; every mend is reported."""
+    mender = _Mender(file, diagnostics, _unclosed(tokens))
     for token in tokens:
-        if token.type == "NEWLINE":
-            at_line_start = True
-            out.append(token)
-            continue
-        if at_line_start:
-            at_line_start = False
-            if token.type not in _OPENER:
-                while stack and id(stack[-1][0]) in unclosed and token.column <= stack[-1][1]:
-                    newlines = _pop_newlines(out)
-                    close(token)
-                    out += newlines
-            indent = token.column
-        if token.type in _CLOSER:
-            if len(stack) >= MAX_DEPTH:
-                if not too_deep:
-                    diagnostics.error(
-                        "E016",
-                        f"brackets are nested more than {MAX_DEPTH} deep",
-                        span_of(token, file),
-                    )
-                too_deep += 1
-                continue
-            stack.append((token, stack[-1][1] if stack and _same_line(stack, token) else indent))
-        elif token.type in _OPENER:
-            if too_deep:
-                too_deep -= 1
-                continue
-            while stack and stack[-1][0].type != _OPENER[token.type]:
-                if not any(o.type == _OPENER[token.type] for o, _ in stack):
-                    break
-                close(None)
-            if not stack or stack[-1][0].type != _OPENER[token.type]:
-                diagnostics.error(
-                    "E015",
-                    f"`{token}` closes nothing",
-                    span_of(token, file),
-                    label="no opening bracket before it",
-                )
-                continue
-            stack.pop()
-        out.append(token)
-    while stack:
-        newlines = _pop_newlines(out)
-        close(None)
-        out += newlines
-    return out
+        mender.take(token)
+    return mender.finish()
 
 
 _SHAPE = {"RBRACE": "}", "RPAR": ")", "RSQB": "]"}
 
 
-def _same_line(stack: list[tuple[Token, int]], token: Token) -> bool:
-    return stack[-1][0].line == token.line
+@dataclass
+class _Mender:
+    """Adds the closing brackets that are missing and leaves out those that are too many.
 
+    A bracket that the file never closes (`unclosed`) ends where its statement visibly ends: before
+    the next line that is indented no deeper than the line of the bracket.
+    """
 
-def _pop_newlines(out: list[Token]) -> list[Token]:
-    newlines = []
-    while out and out[-1].type == "NEWLINE":
-        newlines.append(out.pop())
-    return newlines
+    file: str
+    diagnostics: Diagnostics
+    unclosed: set[int]
+    out: list[Token] = field(default_factory=list)
+    open: list[tuple[Token, int]] = field(default_factory=list)  # and its line's indentation
+    indent: int = 1
+    at_line_start: bool = True
+    too_deep: int = 0
+
+    def take(self, token: Token) -> None:
+        """Add one token, after the closing brackets that must come before it."""
+        if token.type == "NEWLINE":
+            self.at_line_start = True
+        elif self.at_line_start:
+            self.at_line_start = False
+            self.indent = token.column
+            if token.type not in _OPENER:
+                self._end_unclosed(token)
+        if token.type in _CLOSER:
+            keep = self._opening(token)
+        elif token.type in _OPENER:
+            keep = self._closing(token)
+        else:
+            keep = True
+        if keep:
+            self.out.append(token)
+
+    def finish(self) -> list[Token]:
+        """All tokens, with everything closed."""
+        while self.open:
+            self._close(None)
+        return self.out
+
+    def _end_unclosed(self, token: Token) -> None:
+        while self.open:
+            opener, indent = self.open[-1]
+            if id(opener) not in self.unclosed or token.column > indent:
+                return
+            self._close(token)
+
+    def _opening(self, token: Token) -> bool:
+        if len(self.open) < MAX_DEPTH:
+            self.open.append((token, self.indent))
+            return True
+        if not self.too_deep:
+            message = f"brackets are nested more than {MAX_DEPTH} deep"
+            self.diagnostics.error("E016", message, span_of(token, self.file))
+        self.too_deep += 1
+        return False
+
+    def _closing(self, token: Token) -> bool:
+        if self.too_deep:
+            self.too_deep -= 1
+            return False
+        wanted = _OPENER[token.type]
+        if not any(opener.type == wanted for opener, _ in self.open):
+            self.diagnostics.error(
+                "E015",
+                f"`{token}` closes nothing",
+                span_of(token, self.file),
+                label="no opening bracket before it",
+            )
+            return False
+        while self.open[-1][0].type != wanted:
+            self._close(None)
+        self.open.pop()
+        return True
+
+    def _close(self, before: Token | None) -> None:
+        """Report the innermost open bracket, and close it at the end of the last line."""
+        opener, _ = self.open.pop()
+        closer = _CLOSER[opener.type]
+        related = [Label(span_of(before, self.file), "the next statement begins")] if before else []
+        self.diagnostics.error(
+            "E014",
+            f"this `{opener}` is never closed",
+            span_of(opener, self.file),
+            related=related,
+            help=f"add `{_SHAPE[closer]}`",
+        )
+        at = len(self.out)
+        while at and self.out[at - 1].type == "NEWLINE":
+            at -= 1
+        self.out.insert(at, Token.new_borrow_pos(closer, _SHAPE[closer], opener))
 
 
 def _unclosed(tokens: list[Token]) -> set[int]:
