@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from compiler.ir.graph import Value
 from compiler.layout.placement import Layout, Mesh, Shard, normal, shard_axes
 from compiler.layout.rule import Dims, Rule
 
@@ -42,3 +45,49 @@ def cut_factors(layout: Layout, dims: Dims, rule: Rule, shape: tuple[int, ...], 
             ways = math.prod(mesh.size(other) for other in shard_axes(layout, place, mesh))
             found[axis] = factor_at(place, dims, rule, shape, ways)
     return found
+
+
+def refined(
+    rule: Rule, values: Sequence[Value], layouts: Iterable[Layout], mesh: Mesh, side: str = "operands"
+) -> Rule:
+    """The rule with factors taken apart where one of these operands (or, `side`, results) is cut inside them.
+
+    An index may always be read as several. Where `n` counts the `(3 heads width)` of a fused projection and the
+    weight is cut along the heads, `"... k, n k -> ... n"` becomes `"... k, (n/0 n/1 n/2) k -> ... (n/0 n/1 n/2)"`.
+    """
+    for k, (value, layout) in enumerate(zip(values, layouts)):
+        for place in layout.values():
+            if isinstance(place, Shard):
+                ways = math.prod(mesh.size(axis) for axis in shard_axes(layout, place, mesh))
+                dims = getattr(rule, side)[k]
+                if factor_at(place, dims, rule, value.shape, ways) is None:
+                    rule = _taken_apart(place, dims[place.dim], rule, value.shape[place.dim])
+    return rule
+
+
+def _taken_apart(shard: Shard, names: tuple[str, ...], rule: Rule, size: int) -> Rule:
+    """The rule with the factor that `shard` falls inside, if there is one, split into what is outside the cut, what
+    is cut, and the unit. A factor that must be whole anyway stays as it is."""
+    count = size // (shard.outer * shard.unit)
+    before = 1
+    for name in names:
+        outer, after = shard.outer // before, size // (before * rule.sizes[name])
+        unit = shard.unit // after if shard.unit % after == 0 else 0
+        if shard.outer % before == 0 and outer * count * unit == rule.sizes[name] and name not in rule.fixed:
+            parts = {f"{name}/{k}": part for k, part in enumerate((outer, count, unit)) if part != 1}
+            return _replaced(rule, name, parts)
+        before *= rule.sizes[name]
+    return rule
+
+
+def _replaced(rule: Rule, factor: str, parts: dict[str, int]) -> Rule:
+    def split(dims: Dims) -> Dims:
+        return tuple(tuple(n for name in names for n in (parts if name == factor else (name,))) for names in dims)
+
+    return replace(
+        rule,
+        operands=tuple(map(split, rule.operands)),
+        results=tuple(None if dims is None else split(dims) for dims in rule.results),
+        sizes={**rule.sizes, **parts},
+        reduces={**rule.reduces, **{name: rule.reduces[factor] for name in parts if factor in rule.reduces}},
+    )

@@ -22,12 +22,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from compiler.ir.graph import Graph, Node, Value, map_values
-from compiler.layout.factors import cut_factors, shard_for
-from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Shard, V, Varying
+from compiler.layout.factors import cut_factors, refined, shard_for
+from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Replicate, Shard, V, Varying
 from compiler.layout.redistribute import Redistributor
 from compiler.layout.rule import Dims, Rule, rule_of
 
 INFINITE = float("inf")
+ASKED_FOR = 1e6
+"""How much dearer than its bytes it is to undo a cut of a parameter: the plan made it, to divide the work."""
 
 
 class TimeMixing(Exception):
@@ -112,10 +114,10 @@ class _Propagator:
         return Propagation(self.graph, self.env, self.fallbacks)
 
     def visit(self, node: Node) -> None:
-        rule = rule_of(node)
+        operands = [self.env[value] for value in node.inputs]
+        rule = refined(rule_of(node), operands, [value.layout for value in operands], self.mesh)
         if rule.fallback:
             self.fallbacks.append(node)
-        operands = [self.env[value] for value in node.inputs]
         choices = {axis: self.choose(axis, node, rule, operands) for axis in self.mesh.names}
         targets = [self.operand_layout(k, rule, operands, choices) for k in range(len(operands))]
         self.check_time(node, operands, targets)
@@ -128,61 +130,77 @@ class _Propagator:
     # -- choosing ------------------------------------------------------------------------------------------------
 
     def choose(self, axis: str, node: Node, rule: Rule, operands: list[Value]) -> Choice:
-        places = [value.layout[axis] for k, value in enumerate(operands) if k not in rule.shape_only]
-        if all(isinstance(place, (type(R), Varying)) for place in places):
+        asked = [k for k in range(len(operands)) if k not in rule.shape_only]
+        places = [operands[k].layout[axis] for k in asked]
+        if all(isinstance(place, (Replicate, Varying)) for place in places):
             return Choice("whole")
-        factors: dict[str, None] = {}
-        for k, (value, dims) in enumerate(zip(operands, rule.operands)):
-            if k in rule.shape_only:
-                continue
-            cut = cut_factors(value.layout, dims, rule, value.shape, self.mesh).get(axis)
-            if cut is not None and self.may_cut(cut, node, rule):
-                factors[cut] = None
+        cuts = {
+            k: cut_factors(operands[k].layout, rule.operands[k], rule, operands[k].shape, self.mesh).get(axis)
+            for k in asked
+        }
+        factors = dict.fromkeys(name for name in cuts.values() if name is not None and self.may_cut(name, node, rule))
         candidates = [Choice("cut", name) for name in factors]
         if any(isinstance(place, Partial) for place in places):
             candidates += [Choice("pass", str(k)) for k in range(len(rule.linear))]
         candidates.append(Choice("whole"))
-        return min(candidates, key=lambda choice: self.cost(choice, axis, rule, operands))
+        return min(candidates, key=lambda choice: self.cost(choice, axis, node, rule, operands, cuts))
 
     def may_cut(self, factor: str, node: Node, rule: Rule) -> bool:
+        """The gradient of a maximum over ranks is not local: only undifferentiated ones may be made so."""
         if factor in rule.fixed:
             return False
-        reduction = rule.reduces.get(factor, "sum")
-        in_results = all(
-            dims is None or any(factor in names for names in dims) for dims in rule.results
-        )
-        if in_results or reduction == "sum":
+        if rule.reduces.get(factor, "sum") == "sum":
             return True
-        # The gradient of a maximum over ranks is not local: only undifferentiated ones may be cut.
-        return not any(out is not None and out.differentiable for out in node.outputs)
+        return all(
+            has(dims, factor) or not out.differentiable
+            for dims, out in zip(rule.results, node.outputs)
+            if dims is not None and out is not None
+        )
 
-    def cost(self, choice: Choice, axis: str, rule: Rule, operands: list[Value]) -> float:
+    def cost(
+        self,
+        choice: Choice,
+        axis: str,
+        node: Node,
+        rule: Rule,
+        operands: list[Value],
+        cuts: Mapping[int, str | None],
+    ) -> float:
+        """What the choice makes communicate over the axis, in elements, forward and backward.
+
+        `cuts` says which factor each operand is cut along now.
+        """
         total = 0.0
-        differs = choice.kind != "whole"
         for k, value in enumerate(operands):
-            place = value.layout[axis]
+            if choice.kind == "cut" and cuts.get(k) == choice.factor:
+                continue
             target = self.operand_place(k, axis, rule, operands, {axis: choice})
             if target is None:
                 return INFINITE
-            size = math.prod(value.shape) or 1
-            total += self.move_cost(place, target, size, value, axis, differs)
+            total += self.move_cost(value, axis, target)
+        if choice.kind == "pass" and axis != self.time_axis and self.mesh.size(axis) > 1:
+            # What passes is still to be reduced. Over micro-batches it is not: there terms accumulate.
+            total += sum(2.0 * elements(out) for out in node.outputs if out is not None)
         return total
 
-    def move_cost(self, place: Placement, target: Placement, size: int, value: Value, axis: str, differs: bool) -> float:
+    def move_cost(self, value: Value, axis: str, target: Placement) -> float:
+        place, size = value.layout[axis], float(elements(value))
         if place == target or self.mesh.size(axis) == 1:
             return 0.0
-        whole = isinstance(place, (type(R), Varying))
-        if whole and isinstance(target, Shard):
+        # A cast is free forward. Backward its gradient is summed, that of a parameter once a step.
+        later = not value.differentiable or axis == self.time_axis or self.moves.is_weight(value)
+        cast = 0.0 if later or not isinstance(target, (Varying, Partial)) else 2.0 * size
+        if isinstance(place, Varying):
             return 0.0
-        if whole and isinstance(target, Varying):
-            return 2.0 * size if value.kind != "param" and axis != self.time_axis else 0.0
+        if isinstance(place, Replicate):
+            return cast
         if axis == self.time_axis:
             return 1e18 if size > 1 else 1e17  # only by hoisting
-        if whole and isinstance(target, Partial):
-            return 2.0 * size
-        if isinstance(place, Partial) and not isinstance(target, Shard):
-            return 2.0 * size
-        return float(size)
+        if isinstance(place, Partial):
+            return size if isinstance(target, Shard) else 2.0 * size + cast
+        if self.moves.is_weight(value):
+            return size * ASKED_FOR
+        return 2.0 * size if isinstance(target, Varying) and value.differentiable else size
 
     # -- layouts -------------------------------------------------------------------------------------------------
 
@@ -197,16 +215,21 @@ class _Propagator:
         place = value.layout[axis]
         if k in rule.shape_only:
             return place
-        whole: Placement = place if isinstance(place, Varying) else R
-        differing: Placement = V if value.differentiable or isinstance(place, Varying) else whole
+        # In work that differs, or on what differs, an operand's gradient is a term of a sum.
+        differs = choice.kind != "whole" or any(
+            isinstance(other.layout[axis], Varying) for i, other in enumerate(operands) if i not in rule.shape_only
+        )
+        whole: Placement = V if isinstance(place, Varying) or (differs and value.differentiable) else R
         if choice.kind == "whole":
             return whole
+        term = place if isinstance(place, Partial) else P
         if choice.kind == "pass":
             if k not in rule.linear[int(choice.factor)]:
-                return differing
-            return place if isinstance(place, Partial) and place.op == "sum" else P
-        shard = shard_for(choice.factor, rule.operands[k], rule, value.shape, self.ways(choice.factor, choices))
-        return shard if shard is not None else differing
+                return whole
+            return term if term == P else None
+        if k in rule.addends and not any(has(dims, choice.factor) for dims in rule.results if dims is not None):
+            return term if term == P else None
+        return shard_for(choice.factor, rule.operands[k], rule, value.shape, self.ways(choice.factor, choices)) or whole
 
     def operand_layout(self, k: int, rule: Rule, operands: list[Value], choices: Mapping[str, Choice]) -> Layout:
         return Layout((axis, self.operand_place(k, axis, rule, operands, choices) or R) for axis in choices)
@@ -227,15 +250,12 @@ class _Propagator:
 
     def mask_padding(self, node: Node, rule: Rule, operands: list[Value], choices: Mapping[str, Choice]) -> list[Value]:
         """Neutral elements in the padding of what is about to be reduced over it."""
-        done: set[str] = set()
-        for axis, choice in choices.items():
-            if choice.kind != "cut" or choice.factor in done or any(
-                dims is not None and any(choice.factor in names for names in dims) for dims in rule.results
-            ):
+        cut = dict((choice.factor, axis) for axis, choice in choices.items() if choice.kind == "cut")
+        for factor, axis in cut.items():
+            if any(has(dims, factor) for dims in rule.results if dims is not None):
                 continue
-            done.add(choice.factor)
-            reduction = rule.reduces.get(choice.factor, "sum")
-            holders = [k for k, dims in enumerate(rule.operands) if any(choice.factor in names for names in dims)]
+            reduction = rule.reduces.get(factor, "sum")
+            holders = [k for k, dims in enumerate(rule.operands) if has(dims, factor)]
             # A zero in one of the multiplied operands is enough for a sum.
             for k in holders[:1] if reduction == "sum" else holders:
                 operands[k] = self.moves.masked(operands[k], axis, reduction, node.origin)
@@ -264,9 +284,17 @@ class _Propagator:
             return
         for k, (value, target) in enumerate(zip(operands, targets)):
             place, wanted = value.layout[axis], target[axis]
-            if place == wanted or isinstance(place, (type(R), Varying)):
+            if place == wanted or isinstance(place, (Replicate, Varying)):
                 continue
             source = node.inputs[k]
             if not self.hoistable(source):
                 raise TimeMixing(node, source)
             self.to_hoist.add(source)
+
+
+def has(dims: Dims, factor: str) -> bool:
+    return any(factor in names for names in dims)
+
+
+def elements(value: Value) -> int:
+    return math.prod(value.shape)

@@ -35,10 +35,12 @@ class Rule:
 
     `operands` has an entry for each of `node.inputs` (in that order), `results` for each of `node.outputs`.
     `sizes` gives each factor's size. `reduces` gives the reduction of a factor that is not in the results
-    ("sum" if absent). `shape_only` operands are asked for their type alone: any layout will do. `size_arg` is the index of a positional argument that is the first result's shape, to be
-    replaced by the local shape. `localize` rewrites the call where that is not enough. `cheap`: recomputing the
-    result from its operands costs next to nothing (a view, a fill), so a consumer that needs only a part of it gets
-    a call of its own that makes just that part.
+    ("sum" if absent). `addends` are operands that are added to what is summed (a bias): where a summed factor is cut,
+    one rank alone adds them. `shape_only` operands are asked for their type alone: any layout will do. `size_arg` is
+    the index of a positional argument that is the first result's shape, to be replaced by the local shape. `localize`
+    rewrites the call where that is not enough. `cheap`: recomputing the result from its operands costs next to
+    nothing (a view, a fill), so a consumer that needs only a part of it gets a call of its own that makes just that
+    part.
     """
 
     operands: tuple[Dims, ...]
@@ -47,6 +49,7 @@ class Rule:
     reduces: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     linear: tuple[frozenset[int], ...] = ()
+    addends: frozenset[int] = frozenset()
     shape_only: frozenset[int] = frozenset()
     size_arg: int | None = None
     localize: Localize | None = None

@@ -1,0 +1,94 @@
+"""Normalisations: what is normalised over must be whole, all else may be cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler.ir.graph import Node
+from compiler.layout.rule import LocalShapes, Rule, einsum, rule
+from compiler.layout.rules.signature import arguments, by_name, with_arguments
+from compiler.layout.rules.views import along
+
+
+@rule("aten.layer_norm.default", "aten.rms_norm.default", "aten.native_layer_norm.default")
+def over_last_dimensions(node: Node) -> Rule:
+    """The native form also answers mean and reciprocal deviation, with dimensions of size 1."""
+    count = len(arguments(node)["normalized_shape"])
+    names = [f"n{k}" for k in range(count)]
+    last = " ".join(names)
+    statistics = " ".join(["...", *["1"] * count])
+    result = ", ".join([f"... {last}", statistics, statistics][: len(node.outputs)])
+    return by_name(
+        node, {"input": f"... {last}", "weight": last, "bias": last}, result, fixed=frozenset(names)
+    )
+
+
+@rule("aten.group_norm.default")
+def group_norm(node: Node) -> Rule:
+    given = arguments(node)
+    rank = len(given["input"].shape)
+    space = " ".join(f"x{k}" for k in range(rank - 2))
+    return by_name(
+        node,
+        {"input": f"b (g c) {space}", "weight": "(g c)", "bias": "(g c)"},
+        f"b (g c) {space}",
+        sizes={"g": given["num_groups"]},
+        fixed=frozenset({"c", *space.split()}),
+        localize=local_group_norm,
+    )
+
+
+def local_group_norm(node: Node, shapes: LocalShapes) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """As many groups as the local channels make."""
+    given = arguments(node)
+    value = given["input"]
+    return with_arguments(node, num_groups=given["num_groups"] * shapes(value)[1] // value.shape[1])
+
+
+@rule("aten.batch_norm.default")
+def batch_norm(node: Node) -> Rule:
+    """With the running statistics alone it is pointwise; in training, it is lowered before layouts are chosen."""
+    channel = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), "c")
+    rank = len(node.inputs[0].shape)
+    space = " ".join(f"x{k}" for k in range(rank - 2))
+    fixed = frozenset({"b", *space.split()}) if arguments(node)["training"] else frozenset()
+    return by_name(node, {"input": f"b c {space}"} | channel, f"b c {space}", fixed=fixed)
+
+
+@rule("planc.batch_norm_local")
+def batch_norm_local(node: Node) -> Rule:
+    """Each rank takes the statistics of its own part of the batch; the new running ones are averaged over the ranks."""
+    channel = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), "c")
+    rank = len(node.inputs[0].shape)
+    space = " ".join(f"x{k}" for k in range(rank - 2))
+    return by_name(
+        node,
+        {"input": f"b c {space}"} | channel,
+        f"b c {space}, c, c",
+        fixed=frozenset(space.split()),
+        reduces={"b": "avg"},
+    )
+
+
+@rule(
+    "aten.softmax.int",
+    "aten._softmax.default",
+    "aten.log_softmax.int",
+    "aten._log_softmax.default",
+    "aten._safe_softmax.default",
+)
+def softmax(node: Node) -> Rule:
+    return along(node, arguments(node)["dim"])
+
+
+@rule("aten.cosine_similarity.default", "aten.pairwise_distance.default")
+def along_features(node: Node) -> Rule:
+    """Two operands that broadcast, reduced along `dim` of what they broadcast to."""
+    rank = max(len(value.shape) for value in node.inputs)
+    dim = arguments(node).get("dim", -1) % rank
+    names = [f"d{k}" for k in range(rank)]
+    sides = ", ".join(" ".join(names[rank - len(value.shape) :]) for value in node.inputs)
+    kept = " ".join(name for k, name in enumerate(names) if k != dim)
+    if arguments(node).get("keepdim"):
+        kept = " ".join("1" if k == dim else name for k, name in enumerate(names))
+    return einsum(node, f"{sides} -> {kept}", fixed=frozenset({f"d{dim}"}))
