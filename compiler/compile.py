@@ -148,11 +148,12 @@ def layout_request(plan: Plan, mesh: Mesh, graph: Graph) -> LayoutRequest:
         elif value.kind == "param" and value.differentiable:
             layouts[value.name] = Layout((axis, V) for axis in over)
     time = TIME if TIME in mesh.names else None
-    return LayoutRequest(mesh, split, layouts, time, is_ragged(plan))
+    rows = next((v.shape[d] for v in graph.inputs if v.kind == "batch" and (d := dims[v.name]) is not None), 0)
+    return LayoutRequest(mesh, split, layouts, time, rows if is_ragged(plan) else 0)
 
 
 def _after_layouts(assigned: Assigned, request: LayoutRequest, watch: Watch | None) -> None:
-    passes = [ResolveCounts(request.time_axis, request.ragged), LiftVary()]
+    passes = [ResolveCounts(request.time_axis, request.rows), LiftVary()]
     for graph in filter(None, (assigned.prologue, assigned.main)):
         verify_graph(graph, "assign_layouts")
         if watch:

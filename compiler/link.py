@@ -204,7 +204,7 @@ class _Linker:
             microbatches=plan.microbatches,
             batch=batch,
             rows=rows,
-            ragged=self.request.ragged and not self.assigned.full_batches,
+            ragged=self.request.rows > 0 and not self.assigned.full_batches,
             full_batches=bool(self.assigned.full_batches),
             batch_axes=self.request.batch_axes,
             model={

@@ -135,11 +135,14 @@ class RankContext:
         """V → P: the first rank (or micro-batch) keeps the value, the others add nothing."""
         return x if self.coords[axis] == 0 else torch.zeros_like(x)
 
-    def mask(self, x: Tensor, cut: str, limit: int | str, reduction: str) -> Tensor:
-        """The reduction's neutral element where the cut dimension is padding (or a row that is not real)."""
+    def mask(self, x: Tensor, cut: str, limit: int | tuple[str, int], reduction: str) -> Tensor:
+        """The reduction's neutral element where the cut dimension is padding (or a row that is not real).
+
+        `limit` is the number of real units, or ("rows", k): k for each real row of the batch.
+        """
         (c,) = parse_cuts(cut)
         start, length = c.part(self.sizes, self.coords)
-        real = min(max((self.real_rows if limit == "rows" else int(limit)) - start, 0), length)
+        real = min(max((limit if isinstance(limit, int) else limit[1] * self.real_rows) - start, 0), length)
         if real == length:
             return x
         fill = {"sum": 0, "max": _extreme(x.dtype, -1), "min": _extreme(x.dtype, 1)}[reduction]

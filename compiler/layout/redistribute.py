@@ -45,9 +45,9 @@ COLLECTIVES = ("planc.all_reduce", "planc.all_gather", "planc.reduce_scatter", "
 class Redistributor:
     """Appends nodes to a graph, redistributing values on the way."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, ragged: str | None = None):
+    def __init__(self, graph: Graph, mesh: Mesh, time_axis: str | None = None, rows: int = 0):
         self.graph, self.mesh = graph, mesh
-        self.ragged = ragged
+        self.time_axis, self.rows = time_axis, rows
         self.cache: dict[tuple[Value, Layout], Value] = {}
         self.masks: dict[tuple[Value, Shard, str], Value] = {}
         self.after: dict[Node | None, list[Node]] = {None: []}
@@ -237,13 +237,13 @@ class Redistributor:
         shard = value.layout[axis]
         assert isinstance(shard, Shard)
         axes = shard_axes(value.layout, shard, self.mesh)
-        ragged = self.ragged in axes
+        ragged = self.rows > 0 and self.time_axis in axes
         if not ragged and not is_padded(value.shape, value.layout, shard, self.mesh):
             return value
         key = (value, shard, reduction)
         if key not in self.masks:
             dim, outer, count, unit = self.cut(value, shard)
-            limit = "rows" if ragged else count
+            limit = ("rows", count // self.rows) if ragged else count
             node = Node("planc.mask", (value, axes, dim, outer, count, unit, limit, reduction), {}, [], origin)
             out = Value(self.fresh(value.name), value.dtype, value.shape, differentiable=value.differentiable)
             out.layout, out.producer = value.layout, node

@@ -24,13 +24,16 @@ from compiler.layout.redistribute import Redistributor
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """The mesh (with the time axis innermost, if any), the axes that split the batch, and layouts of the inputs."""
+    """The mesh (with the time axis innermost, if any), the axes that split the batch, and layouts of the inputs.
+
+    `rows`: the rows of a batch, if only the first of them may be real; 0 where all always are.
+    """
 
     mesh: Mesh
     batch_axes: tuple[str, ...]
     inputs: Mapping[str, Layout]
     time_axis: str | None = None
-    ragged: bool = False
+    rows: int = 0
 
 
 @dataclass
@@ -55,7 +58,7 @@ def assign_layouts(graph: Graph, request: LayoutRequest) -> Assigned:
             layouts |= {v: prologue.outputs[v.name].layout or Layout() for v in source_inputs}
         hoistable = _Hoistable(batch_only)
         try:
-            found = propagate(main, request.mesh, layouts, request.time_axis, request.ragged, hoistable)
+            found = propagate(main, request.mesh, layouts, request.time_axis, request.rows, hoistable)
         except NeedsHoist as more:
             hoisted |= dict.fromkeys(more.values)
             continue
@@ -92,7 +95,7 @@ def _early_hoists(graph: Graph, request: LayoutRequest, batch_only: set[Value]) 
     small.nodes = [n for n in graph.nodes if n in set(small.nodes) | set(outer)]
     layouts = {v: request.inputs.get(v.name, Layout()) for v in small.inputs}
     try:
-        found = propagate(small, request.mesh, layouts, request.time_axis, request.ragged, lambda value: True)
+        found = propagate(small, request.mesh, layouts, request.time_axis, request.rows, lambda value: True)
     except NeedsHoist as more:
         return list(more.values)
     return [old for old, new in found.values.items() if isinstance(new.layout[request.time_axis], Partial)]
@@ -107,7 +110,7 @@ def _prologue(graph: Graph, hoisted: list[Value], request: LayoutRequest) -> Gra
     assert request.time_axis is not None
     mesh = Mesh(tuple((axis, 1 if axis == request.time_axis else size) for axis, size in request.mesh.axes))
     layouts = {v: request.inputs.get(v.name, Layout()) for v in once.inputs}
-    found = propagate(once, mesh, layouts, request.time_axis, request.ragged)
+    found = propagate(once, mesh, layouts, request.time_axis, request.rows)
     moves = Redistributor(found.graph, mesh)
     moves.main = list(found.graph.nodes)
     for role, value in found.graph.outputs.items():
@@ -170,7 +173,7 @@ def finish_outputs(found: Propagation, request: LayoutRequest) -> None:
 def _joins_rows(node: Node, request: LayoutRequest) -> bool:
     """Whether the node makes one whole of rows that may not all be real."""
     time = request.time_axis
-    if not request.ragged or time is None or not node.op.startswith("planc."):
+    if not request.rows or time is None or not node.op.startswith("planc."):
         return False
     value, out = node.args[0], node.outputs[0]
     return isinstance(value, Value) and isinstance(value.layout[time], Shard) and out.layout[time] == R

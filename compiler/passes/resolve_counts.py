@@ -19,7 +19,7 @@ class ResolveCounts:
     """
 
     time_axis: str | None = None
-    ragged: bool = False
+    rows: int = 0
     name: str = "resolve_counts"
     requires: frozenset[str] = frozenset({"layouts"})
     provides: frozenset[str] = frozenset({"counts_resolved"})
@@ -36,10 +36,9 @@ class ResolveCounts:
         out = node.outputs[0]
         assert out is not None
         total = math.prod(value.shape[dim] for dim in dims)
-        place = value.layout[self.time_axis] if self.time_axis and self.ragged else None
+        place = value.layout[self.time_axis] if self.time_axis and self.rows else None
         if isinstance(place, Shard) and place.dim in dims:
-            rows = value.shape[place.dim] // (place.outer * place.unit)
-            node.op, node.args, node.kwargs = "planc.rows", (float(total // rows),), {}
+            node.op, node.args, node.kwargs = "planc.rows", (float(total // self.rows),), {}
         else:
             node.op, node.args = "aten.full.default", ((), float(total))
             node.kwargs = {"dtype": f"torch.{out.dtype}"}
