@@ -5,9 +5,10 @@ from __future__ import annotations
 import resource
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 import torch
 
@@ -56,7 +57,7 @@ class Progress:
         self._seconds: float | None = None
         self._rate: float | None = None
         self._line = ""
-        self._live = _live(self._stream)
+        self._live = _live_line(self._stream)
 
     def update(self, report: StepReport) -> None:
         """Show a finished step."""
@@ -65,14 +66,14 @@ class Progress:
         self._rate = _smooth(self._rate, report.items / max(report.seconds, 1e-9))
         self._line = self._text(report)
         if self._live is not None:
-            self._live.update(self._line)
+            self._live.show(self._line)
         elif self._shown < 0 or self._done % self._every == 0 or self._done == self._total:
             self._print_line()
 
     def message(self, text: str) -> None:
         """Print a line above the progress line."""
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.print(text)
         else:
             print(text, file=self._stream, flush=True)
 
@@ -122,19 +123,33 @@ def memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _live(stream: TextIO) -> Any | None:
-    """rich's live display, where there is a terminal and rich: the runtime needs only torch."""
-    if not stream.isatty():
-        return None
-    try:
+class _LiveLine:
+    """A line that rich redraws in place. Raises ImportError without rich: the runtime itself needs only torch."""
+
+    def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
+
+        self._text = partial(Text, no_wrap=True, overflow="ellipsis")
+        self._live = Live(console=Console(file=stream, highlight=False, markup=False), refresh_per_second=8)
+        self._live.start()
+
+    def show(self, line: str) -> None:
+        self._live.update(self._text(line))
+
+    def print(self, text: str) -> None:
+        self._live.console.print(text)
+
+    def stop(self) -> None:
+        self._live.stop()
+
+
+def _live_line(stream: TextIO) -> _LiveLine | None:
+    try:
+        return _LiveLine(stream) if stream.isatty() else None
     except ImportError:
         return None
-    live = Live(Text(""), console=Console(file=stream), refresh_per_second=8)
-    live.start()
-    return live
 
 
 def _smooth(average: float | None, value: float) -> float:

@@ -97,9 +97,7 @@ class Loader:
             error.add_note(f"while loading sample {index} of {len(self._dataset)}")
             raise
 
-    def _stack(
-        self, name: str, samples: Sequence[Mapping[str, Tensor]], dim: int, indices: Sequence[int]
-    ) -> Tensor:
+    def _stack(self, name: str, samples: Sequence[Mapping[str, Tensor]], dim: int, indices: Sequence[int]) -> Tensor:
         try:
             return torch.stack([sample[name] for sample in samples], dim)
         except (KeyError, TypeError, RuntimeError) as error:

@@ -64,7 +64,7 @@ class TextBytes:
         return self.n_bytes - int(self.shift)
 
     def __len__(self) -> int:
-        return -(-self.n_labels // self.seq)
+        return (self.n_labels + self.seq - 1) // self.seq
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < len(self):

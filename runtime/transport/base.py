@@ -127,9 +127,7 @@ class Transport(ABC):
         self._count(call, tensor)
         return self._ended(self._all_to_all(call, out.detach(), tensor.detach()), wait)
 
-    def broadcast(
-        self, tensor: Tensor, group: Group, source: int, wait: bool = True, label: str | None = None
-    ) -> Work:
+    def broadcast(self, tensor: Tensor, group: Group, source: int, wait: bool = True, label: str | None = None) -> Work:
         """Replace `tensor` by that of `source`, a global rank of the group."""
         call = self._call("broadcast", group, tensor, wait, label, source=source)
         if source not in group:
@@ -178,25 +176,25 @@ class Transport(ABC):
     # -- for backends --------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _all_reduce(self, call: Call, tensor: Tensor) -> Work: ...
+    def _all_reduce(self, call: Call, tensor: Tensor, /) -> Work: ...
 
     @abstractmethod
-    def _all_gather(self, call: Call, out: Tensor, tensor: Tensor) -> Work: ...
+    def _all_gather(self, call: Call, out: Tensor, tensor: Tensor, /) -> Work: ...
 
     @abstractmethod
-    def _reduce_scatter(self, call: Call, out: Tensor, tensor: Tensor) -> Work: ...
+    def _reduce_scatter(self, call: Call, out: Tensor, tensor: Tensor, /) -> Work: ...
 
     @abstractmethod
-    def _all_to_all(self, call: Call, out: Tensor, tensor: Tensor) -> Work: ...
+    def _all_to_all(self, call: Call, out: Tensor, tensor: Tensor, /) -> Work: ...
 
     @abstractmethod
-    def _broadcast(self, call: Call, tensor: Tensor) -> Work: ...
+    def _broadcast(self, call: Call, tensor: Tensor, /) -> Work: ...
 
     @abstractmethod
-    def _send(self, call: Call, tensor: Tensor) -> Work: ...
+    def _send(self, call: Call, tensor: Tensor, /) -> Work: ...
 
     @abstractmethod
-    def _recv(self, call: Call, tensor: Tensor) -> Work: ...
+    def _recv(self, call: Call, tensor: Tensor, /) -> Work: ...
 
     def _call(
         self,
@@ -237,6 +235,13 @@ class Transport(ABC):
         if wait:
             work.wait()
         return work
+
+
+def check_groups(groups: Iterable[Group], size: int) -> None:
+    """Raise TransportError unless each group lists distinct ranks in ascending order, as torch.distributed does."""
+    for group in groups:
+        if not group or list(group) != sorted(set(group)) or not 0 <= group[0] <= group[-1] < size:
+            raise TransportError(f"a group lists distinct ranks below {size} in ascending order, not {group}")
 
 
 def _copied(out: Tensor, tensor: Tensor) -> Work:

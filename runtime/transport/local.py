@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from runtime.transport.base import Group, Transport
+from runtime.transport.base import Group, Transport, Work
 from runtime.transport.calls import Call
 from runtime.transport.errors import TransportError
 
@@ -39,7 +39,7 @@ class LocalTransport(Transport):
     def close(self) -> None:
         return
 
-    def _nobody(self, call: Call, *tensors: Tensor) -> NoReturn:
+    def _nobody(self, call: Call, /, *tensors: Tensor) -> Work:
         raise TransportError(f"{call}: a local world has no other rank")
 
     _all_reduce = _all_gather = _reduce_scatter = _all_to_all = _broadcast = _send = _recv = _nobody

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from runtime.transport.errors import TransportError
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "and", "or")
 
-_COMBINE = {
+_COMBINE: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
     "avg": torch.add,
     "max": torch.maximum,

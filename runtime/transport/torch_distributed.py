@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.transport.base import Finished, Group, Transport, Work
+from runtime.transport.base import Finished, Group, Transport, Work, check_groups
 from runtime.transport.calls import Call
 from runtime.transport.errors import PeerFailure, TransportError, WaitTimeout
 from runtime.transport.failure import FailureBoard, FailureReport, Watch
@@ -39,6 +39,7 @@ _OPS = {
 # Neither backend reduces int16, and gloo adds bools modulo 256: these travel as int32.
 _WIDENED = (torch.bool, torch.int16)
 _FOREVER = timedelta(days=3650)
+_SETUP = timedelta(seconds=60)  # the least time for processes to start and connect
 
 
 class TorchTransport(Transport):
@@ -50,8 +51,10 @@ class TorchTransport(Transport):
         super().__init__(rank, size, device, timeout)
         self.backend = backend
         self._bound = _FOREVER if timeout is None else timedelta(seconds=timeout)
+        # NCCL's watchdog has only this bound; on gloo, each wait has its own and this one is for setting up.
+        self._setup = self._bound if backend == "nccl" else max(self._bound, _SETUP)
         dist.init_process_group(
-            backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size, timeout=self._bound
+            backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size, timeout=self._setup
         )
         everyone = list(range(size))
         self._groups: dict[Group, dist.ProcessGroup] = {}
@@ -60,14 +63,15 @@ class TorchTransport(Transport):
         if backend == "nccl":
             # NCCL runs the messages of a pair one after the other whatever their direction, so two ranks that first
             # send to each other would hang: each direction gets communicators of its own.
-            self._upwards = dist.new_group(everyone, self._bound, backend)
-            self._downwards = dist.new_group(everyone, self._bound, backend)
+            self._upwards = dist.new_group(everyone, self._setup, backend)
+            self._downwards = dist.new_group(everyone, self._setup, backend)
         self._control = dist.PrefixStore("planc objects", store)
         self._gathered = 0
         self._board = FailureBoard(store)
         self._watch = Watch(self._board.clone(), rank, lambda: self.doing)
+        self._failed = False
         self._open = True
-        atexit.register(self.close)
+        atexit.register(self._watch.close)  # A thread inside the store's C++ code must not meet the interpreter's end.
 
     @classmethod
     def from_env(cls, backend: str = "auto", timeout: float | None = 600.0) -> TorchTransport:
@@ -93,16 +97,14 @@ class TorchTransport(Transport):
             device = torch.device("cuda", local_rank)
             torch.cuda.set_device(device)
         bound = _FOREVER if timeout is None else timedelta(seconds=timeout)
-        store, rank, size = next(dist.rendezvous("env://", timeout=bound))
+        store, rank, size = next(dist.rendezvous("env://", timeout=max(bound, _SETUP)))
         return cls(store, rank, size, backend, device, timeout)
 
     # -- control -------------------------------------------------------------------------------------------------
 
     def prepare(self, groups: Iterable[Group]) -> None:
         wanted = list(dict.fromkeys(group for group in groups if len(group) > 1 and group not in self._groups))
-        for group in wanted:
-            if list(group) != sorted(set(group)) or not 0 <= group[0] <= group[-1] < self.size:
-                raise TransportError(f"a group lists distinct ranks below {self.size} in ascending order, not {group}")
+        check_groups(wanted, self.size)
         digests = self.gather_objects(hashlib.sha256(repr(wanted).encode()).hexdigest())
         if len(set(digests)) > 1:
             other = next(rank for rank, digest in enumerate(digests) if digest != digests[self.rank])
@@ -110,7 +112,7 @@ class TorchTransport(Transport):
         for group in wanted:
             if self.rank in group:
                 self._groups[group] = dist.new_group(
-                    list(group), self._bound, self.backend, use_local_synchronization=True
+                    list(group), self._setup, self.backend, use_local_synchronization=True
                 )
 
     def barrier(self, label: str | None = None) -> None:
@@ -140,13 +142,18 @@ class TorchTransport(Transport):
         return json.loads(self._control.get(joint))
 
     def abort(self, reason: str) -> None:
+        self._failed = True
         self._board.report(FailureReport(self.rank, self.doing, reason))
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
-            atexit.unregister(self.close)
+        if not self._open:
+            return
+        self._open = False
+        # After a failure communication may be stuck, and NCCL would wait for it: the process ends with its groups, and
+        # the watch makes sure that it ends.
+        if not self._failed:
             self._watch.close()
+            atexit.unregister(self._watch.close)
             dist.destroy_process_group()
 
     # -- data ----------------------------------------------------------------------------------------------------
@@ -245,17 +252,17 @@ class TorchTransport(Transport):
         group = self._group(call)
         tag = self._tags[call.group] = (self._tags[call.group] + 1) % 2**30
 
-        def start() -> list[dist.Work]:
+        def start() -> list[dist.Work | None]:
             handles = [dist.irecv(part, rank, group, tag=tag) for rank, part in receive.items()]
             return handles + [dist.isend(part, rank, group, tag=tag) for rank, part in send.items()]
 
         return self._issue(call, start, finish)
 
     def _issue(
-        self, call: Call, start: Callable[[], list[dist.Work]], finish: Callable[[], object] | None = None
+        self, call: Call, start: Callable[[], list[dist.Work | None]], finish: Callable[[], object] | None = None
     ) -> Work:
         try:
-            handles = start()
+            handles = [handle for handle in start() if handle is not None]
         except RuntimeError as error:
             raise self.explain(call, error) from error
         return TorchWork(self, call, handles, finish, None if self.backend == "nccl" else self._bound)
@@ -279,10 +286,12 @@ class TorchTransport(Transport):
                 if left <= 0 or not isinstance(error, dist.DistStoreError):
                     raise self.explain(call, error) from error
                 if report := self._board.first():
+                    self._failed = True
                     raise PeerFailure(f"{report}\n(rank {self.rank} stopped at {call})") from error
 
     def explain(self, call: Call, error: RuntimeError) -> TransportError:
         """What an error of torch.distributed means: another rank's failure, a wait in vain, or itself."""
+        self._failed = True
         text = str(error)
         late = "timed out" in text.lower() or "timeout" in text.lower()
         try:

@@ -228,10 +228,11 @@ class World:
 
 def _check_agreement(slot: Slot) -> None:
     calls = [arrival.call for arrival in slot.ordered()]
-    if "send" in (calls[0].kind, calls[1].kind):
-        # The kinds agree by construction: the first member of a message's slot only sends, the second only receives.
+    label_kinds: set[str | None] = set()
+    facts: set[tuple[object, ...]]
+    if calls[0].tag is not None:
+        # A message: by construction its slot's first member only sends, and its second only receives.
         facts = {(call.shape, call.dtype, call.tag) for call in calls}
-        label_kinds: set[str | None] = set()
     else:
         facts = {(call.kind, call.shape, call.dtype, call.op, call.source) for call in calls}
         label_kinds = {call.label_kind for call in calls} - {None}

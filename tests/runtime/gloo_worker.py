@@ -14,7 +14,7 @@ from tests.runtime.exercise import exercise
 
 
 def main(mode: str, folder: Path) -> None:
-    transport = TorchTransport.from_env("gloo", timeout=2.0 if mode == "late" else 30.0)
+    transport = TorchTransport.from_env("gloo", timeout=1.0 if mode == "late" else 30.0)
     everyone = tuple(range(transport.size))
     try:
         if mode == "exercise":
@@ -31,7 +31,7 @@ def main(mode: str, folder: Path) -> None:
             transport.prepare([everyone])
             if transport.rank == 1:
                 transport.describe("a long forward")
-                time.sleep(8)
+                time.sleep(4)
             transport.all_reduce(torch.ones(4), everyone, label="reduce bucket 0 (step 3)")
         elif mode == "differ":
             transport.prepare([everyone] if transport.rank else [])
