@@ -6,6 +6,7 @@ Groups are tuples of *global* ranks, in order; position in the tuple is the inde
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
@@ -196,6 +197,16 @@ class Transport(ABC):
     @abstractmethod
     def _recv(self, call: Call, tensor: Tensor, /) -> Work: ...
 
+    def _agree(self, groups: list[Group]) -> None:
+        """Raise TransportError unless the groups are possible and every rank has the same list. Collective."""
+        for group in groups:
+            if not group or list(group) != sorted(set(group)) or not 0 <= group[0] <= group[-1] < self.size:
+                raise TransportError(f"a group lists distinct ranks below {self.size} in ascending order, not {group}")
+        digests = self.gather_objects(hashlib.sha256(repr(groups).encode()).hexdigest())
+        for rank, digest in enumerate(digests):
+            if digest != digests[self.rank]:
+                raise TransportError(f"ranks {self.rank} and {rank} prepare different groups; here: {groups}")
+
     def _call(
         self,
         kind: str,
@@ -235,13 +246,6 @@ class Transport(ABC):
         if wait:
             work.wait()
         return work
-
-
-def check_groups(groups: Iterable[Group], size: int) -> None:
-    """Raise TransportError unless each group lists distinct ranks in ascending order, as torch.distributed does."""
-    for group in groups:
-        if not group or list(group) != sorted(set(group)) or not 0 <= group[0] <= group[-1] < size:
-            raise TransportError(f"a group lists distinct ranks below {size} in ascending order, not {group}")
 
 
 def _copied(out: Tensor, tensor: Tensor) -> Work:

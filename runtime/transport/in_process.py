@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from runtime.transport.base import Group, Transport, Work, check_groups
+from runtime.transport.base import Group, Transport, Work
 from runtime.transport.calls import Call
 from runtime.transport.errors import RankFailure, TransportError
 from runtime.transport.reduction import reduce_terms
@@ -43,11 +43,7 @@ class InProcessTransport(Transport):
 
     def prepare(self, groups: Iterable[Group]) -> None:
         """Groups need no preparation here, but the ranks must agree on them as everywhere."""
-        listed = [list(group) for group in groups]
-        check_groups(map(tuple, listed), self.size)
-        for rank, other in enumerate(self.gather_objects(listed)):
-            if other != listed:
-                raise TransportError(f"ranks {self.rank} and {rank} prepare different groups: {listed} and {other}")
+        self._agree([tuple(group) for group in groups])
 
     def barrier(self, label: str | None = None) -> None:
         self._control("barrier", None, label)

@@ -9,7 +9,6 @@ every dtype works.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
 import time
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.transport.base import Finished, Group, Transport, Work, check_groups
+from runtime.transport.base import Finished, Group, Transport, Work
 from runtime.transport.calls import Call
 from runtime.transport.errors import PeerFailure, TransportError, WaitTimeout
 from runtime.transport.failure import FailureBoard, FailureReport, Watch
@@ -104,11 +103,7 @@ class TorchTransport(Transport):
 
     def prepare(self, groups: Iterable[Group]) -> None:
         wanted = list(dict.fromkeys(group for group in groups if len(group) > 1 and group not in self._groups))
-        check_groups(wanted, self.size)
-        digests = self.gather_objects(hashlib.sha256(repr(wanted).encode()).hexdigest())
-        if len(set(digests)) > 1:
-            other = next(rank for rank, digest in enumerate(digests) if digest != digests[self.rank])
-            raise TransportError(f"ranks {self.rank} and {other} prepare different groups; here: {wanted}")
+        self._agree(wanted)
         for group in wanted:
             if self.rank in group:
                 self._groups[group] = dist.new_group(
