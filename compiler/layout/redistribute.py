@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 
 from compiler.ir.graph import Graph, Node, Origin, Value, map_values
-from compiler.layout.factors import factor_at, shard_for
+from compiler.layout.factors import cut_factors, refined, shard_for
 from compiler.layout.placement import (
     Layout,
     Mesh,
@@ -50,6 +50,7 @@ class Redistributor:
         self.time_axis, self.rows = time_axis, rows
         self.cache: dict[tuple[Value, Layout], Value] = {}
         self.masks: dict[tuple[Value, Shard, str], Value] = {}
+        self.weights: dict[Value, bool] = {}
         self.after: dict[Node | None, list[Node]] = {None: []}
         self.main: list[Node] = []
         self.names: dict[str, int] = {}
@@ -89,63 +90,104 @@ class Redistributor:
         return found
 
     def stepwise(self, value: Value, target: Layout, origin: Origin) -> Value:
-        """One axis after the other: first reductions and gathers, then casts, then cuts (the smallest moves last)."""
-        summed = [axis for axis in self.mesh.names if isinstance(value.layout[axis], Partial)]
-        reduced = [axis for axis in summed if isinstance(target[axis], (Replicate, Varying))]
-        for op in dict.fromkeys(value.layout[axis].op for axis in reduced):
-            axes = tuple(axis for axis in reduced if value.layout[axis] == Partial(op))
-            value = self.step("planc.all_reduce", value, {axis: R for axis in axes}, (axes, op), origin)
-        value = self.uneven_apart(value, target, origin)
-        for wanted in (self.gathers, self.casts, self.cuts):
+        """First reductions and gathers, then casts, then cuts (the smallest moves last), each axis after axis."""
+        for move in (self.terms, self.sums, self.apart, self.communicate, self.casts, self.cuts):
             for axis in self.mesh.names:
                 if value.layout[axis] != target[axis]:
-                    value = wanted(value, axis, target, origin)
+                    value = move(value, axis, target, origin)
+        if value.layout != target:
+            raise AssertionError(f"no way from {value.layout} to {target} for %{value.name}")
         return value
 
-    def gathers(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
+    def terms(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
+        """Towards `P`, and from `V` to `R`: one rank keeps its copy as the only term."""
+        now, place = value.layout[axis], target[axis]
+        if isinstance(now, Varying) and isinstance(place, Replicate):
+            op = "planc.first" if value.differentiable else "planc.alias"
+            places = {axis: P if value.differentiable else R}
+            return self.step(op, value, places, (axis,) if value.differentiable else (), origin)
+        return value
+
+    def sums(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
+        """Reduce to the whole, over all axes that need it at once, what cannot be reduced straight into parts."""
+        now = value.layout[axis]
+        if not isinstance(now, Partial):
+            return value
+        axes = tuple(
+            other
+            for other in self.mesh.names
+            if value.layout[other] == now and target[other] != now and not self.scattered(value, other, target)
+        )
+        if axis not in axes:
+            return value
+        return self.step("planc.all_reduce", value, dict.fromkeys(axes, R), (axes, now.op), origin)
+
+    def scattered(self, value: Value, axis: str, target: Layout) -> tuple[str, ...]:
+        """The axes over which `P` becomes `S` in one reduce_scatter that includes this axis; none if it cannot be.
+
+        Axes that cut one factor nest, outermost first: those that cut it already must be outside, those that will
+        cut it afterwards inside. Uneven parts nest in no order.
+        """
+        place = target[axis]
+        if not isinstance(place, Shard):
+            return ()
+        shared = shard_axes(target, place, self.mesh)
+        summed = tuple(other for other in shared if value.layout[other] == P)
+        order = [(value.layout[other] != place) + (other not in summed and value.layout[other] != place) for other in shared]
+        uneven = is_padded(value.shape, target, place, self.mesh)
+        return summed if axis in summed and order == sorted(order) and (not uneven or summed == shared) else ()
+
+    def apart(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
+        """Gather parts that do not nest with the cuts to come: uneven ones, and those outside which more axes cut."""
+        place = target[axis]
+        if not isinstance(place, Shard):
+            return value
+        wanted, now = (shard_axes(layout, place, self.mesh) for layout in (target, value.layout))
+        uneven = any(is_padded(value.shape, layout, place, self.mesh) for layout in (target, value.layout))
+        nested = wanted[: len(now)] == now[: len(wanted)] and not uneven
+        return value if nested or not now else self.gather(value, now[0], R, origin)
+
+    def communicate(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
+        """Communicate what is partial or cut."""
         now, place = value.layout[axis], target[axis]
         if isinstance(now, Partial) and isinstance(place, Shard):
-            if now.op == "sum":
-                return self.step("planc.reduce_scatter", value, {axis: place}, ((axis,), *self.cut(value, place)), origin)
-            return self.step("planc.all_reduce", value, {axis: R}, ((axis,), now.op), origin)
+            axes = self.scattered(value, axis, target)
+            args = (axes, *self.cut(value, place, axes))
+            return self.step("planc.reduce_scatter", value, dict.fromkeys(axes, place), args, origin)
         if isinstance(now, Shard):
+            if isinstance(place, Shard) and self.can_exchange(value, axis, target):
+                return self.step("planc.all_to_all", value, {axis: place}, (axis, now.dim, place.dim), origin)
             return self.gather(value, axis, place, origin)
         return value
 
-    def uneven_apart(self, value: Value, target: Layout, origin: Origin) -> Value:
-        """Uneven parts change their borders with the number of parts: gather them before more axes cut the factor."""
-        for axis, place in target.items():
-            if isinstance(place, Shard) and is_padded(value.shape, target, place, self.mesh):
-                wanted, now = (shard_axes(layout, place, self.mesh) for layout in (target, value.layout))
-                if now and now != wanted:
-                    value = self.gather(value, now[0], R, origin)
-        return value
-
     def gather(self, value: Value, axis: str, place: Placement, origin: Origin) -> Value:
+        """Axes that cut one factor together nest: an outer one is gathered together with those inside it."""
         now = value.layout[axis]
         assert isinstance(now, Shard)
         shared = shard_axes(value.layout, now, self.mesh)
-        if isinstance(place, Shard) and shared == (axis,) and self.can_exchange(value, axis, now, place):
-            return self.step("planc.all_to_all", value, {axis: place}, (axis, now.dim, place.dim), origin)
-        # Axes that cut one factor together nest: an outer one is gathered together with those inside it.
-        axes = shared[shared.index(axis) :]
+        uneven = is_padded(value.shape, value.layout, now, self.mesh)
+        axes = shared if uneven else shared[shared.index(axis) :]
         whole = V if isinstance(place, Varying) and value.differentiable else R
-        return self.step("planc.all_gather", value, dict.fromkeys(axes, whole), (axes, *self.cut(value, now)), origin)
+        args = (axes, *self.cut(value, now, axes))
+        return self.step("planc.all_gather", value, dict.fromkeys(axes, whole), args, origin)
 
-    def can_exchange(self, value: Value, axis: str, now: Shard, place: Shard) -> bool:
-        plain = now.outer == place.outer == 1 and now.unit == place.unit == 1 and now.dim != place.dim
+    def can_exchange(self, value: Value, axis: str, target: Layout) -> bool:
+        """Whether `S(i) → S(j)` is one all_to_all: plain, even cuts of dimensions that no other axis cuts."""
+        now, place = value.layout[axis], target[axis]
+        assert isinstance(now, Shard) and isinstance(place, Shard)
+        plain = now == Shard(now.dim) and place == Shard(place.dim) and now.dim != place.dim
+        others = [layout[other] for layout in (value.layout, target) for other in self.mesh.names if other != axis]
+        free = not any(isinstance(other, Shard) and other.dim in (now.dim, place.dim) for other in others)
         ways = self.mesh.size(axis)
-        free = not any(isinstance(p, Shard) and p.dim == place.dim for p in value.layout.values())
         return plain and free and value.shape[now.dim] % ways == 0 and value.shape[place.dim] % ways == 0
 
     def casts(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
         now, place = value.layout[axis], target[axis]
-        if isinstance(place, Varying):
-            if isinstance(now, Replicate):
-                return self.step("planc.vary", value, {axis: V}, (axis,), origin)
+        if isinstance(place, (Varying, Partial)) and isinstance(now, Replicate) and value.differentiable:
+            value = self.step("planc.vary", value, {axis: V}, (axis,), origin)
+        if isinstance(place, Varying) and not value.differentiable:
+            return self.step("planc.alias", value, {axis: V}, (), origin)
         if isinstance(place, Partial) and isinstance(now, (Replicate, Varying)):
-            if isinstance(now, Replicate) and value.differentiable:
-                value = self.step("planc.vary", value, {axis: V}, (axis,), origin)
             return self.step("planc.first", value, {axis: P}, (axis,), origin)
         return value
 
@@ -156,11 +198,27 @@ class Redistributor:
             return value
         shared = shard_axes(target, place, self.mesh)
         axes = tuple(a for a in shared if isinstance(value.layout[a], (Replicate, Varying)))
-        return self.step("planc.shard", value, dict.fromkeys(axes, place), (axes, *self.cut(value, place)), origin)
+        args = (axes, *self.cut(value, place, axes))
+        return self.step("planc.shard", value, dict.fromkeys(axes, place), args, origin)
 
-    def cut(self, value: Value, shard: Shard) -> tuple[int, int, int, int]:
-        """(dim, outer, count, unit) of a cut, the count being global: what a node needs to know of it."""
-        return shard.dim, shard.outer, value.shape[shard.dim] // (shard.outer * shard.unit), shard.unit
+    def cut(self, value: Value, shard: Shard, axes: tuple[str, ...]) -> tuple[int, int, int, int]:
+        """(dim, outer, count, unit) of the cut over `axes`, of a tensor that has all of the value's other cuts."""
+        size = value.shape[shard.dim]
+        outer, count, unit = shard.outer, size // (shard.outer * shard.unit), shard.unit
+        others: dict[Shard, int] = {}
+        for axis, place in value.layout.items():
+            if isinstance(place, Shard) and place.dim == shard.dim and axis not in axes:
+                others[place] = others.get(place, 1) * self.mesh.size(axis)
+        for other, ways in others.items():
+            whole = size // (other.outer * other.unit)
+            part = math.ceil(whole / ways)
+            if other.outer < shard.outer:
+                outer = outer * part // whole
+            elif other.outer >= shard.outer * count and shard.unit > 1:
+                unit = unit * part // whole
+            else:
+                count = count * part // whole
+        return shard.dim, outer, count, unit
 
     def step(self, op: str, value: Value, places: dict[str, Placement], args: tuple, origin: Origin) -> Value:
         layout = value.layout
@@ -190,30 +248,29 @@ class Redistributor:
         node = value.producer
         if node is None or len(node.outputs) != 1:
             return None
-        changes = {axis: target[axis] for axis in self.mesh.names if target[axis] != value.layout[axis]}
-        if not all(
-            isinstance(place, Shard) and isinstance(value.layout[axis], (Replicate, Varying))
-            for axis, place in changes.items()
-        ):
+        changed = [axis for axis in self.mesh.names if target[axis] != value.layout[axis]]
+        if any(isinstance(value.layout[axis], (Shard, Partial)) for axis in changed):
             return None
-        rule = rule_of(node)
+        rule = refined(rule_of(node), node.outputs, [target], self.mesh, "results")
+        cast_weight = self.is_weight(value) and all(isinstance(target[axis], (Shard, Varying)) for axis in changed)
+        if not cast_weight and not all(isinstance(target[axis], Shard) for axis in changed):
+            return None
         if not (rule.cheap or (not value.differentiable and not rule.fallback and self.is_small_work(node))):
             return None
-        factors: dict[str, str] = {}
-        for axis, place in changes.items():
-            ways = math.prod(self.mesh.size(other) for other in shard_axes(target, place, self.mesh))
-            factor = factor_at(place, rule.results[0], rule, value.shape, ways)
-            if factor is None or factor in rule.fixed:
-                return None
-            factors[axis] = factor
+        found = cut_factors(target, rule.results[0] or (), rule, value.shape, self.mesh)
+        if any(found.get(axis, "") is None or found.get(axis) in rule.fixed for axis in changed):
+            return None
+        # Axes that cut one factor cut it together, so also those that did before are spelled anew in the operands.
+        together = {axis for axis in found if found[axis] in {found.get(other) for other in changed}}
         operands = []
-        for dims, operand in zip(rule.operands, node.inputs):
+        for k, (dims, operand) in enumerate(zip(rule.operands, node.inputs)):
             layout = operand.layout
-            for axis, factor in factors.items():
-                ways = math.prod(self.mesh.size(other) for other in shard_axes(target, changes[axis], self.mesh))
-                shard = shard_for(factor, dims, rule, operand.shape, ways)
-                whole = V if operand.differentiable else R
-                layout = layout.with_(axis, shard or whole)
+            for axis in changed if k not in rule.shape_only else ():
+                layout = layout.with_(axis, V if operand.differentiable else R)
+            for axis in together if k not in rule.shape_only else ():
+                ways = math.prod(self.mesh.size(other) for other in together if found[other] == found[axis])
+                shard = shard_for(found[axis], dims, rule, operand.shape, ways)
+                layout = layout.with_(axis, shard or layout[axis])
             operands.append(self.to(operand, layout, origin))
         queue = iter(operands)
         args, kwargs = map_values((node.args, node.kwargs), lambda _: next(queue))
@@ -223,6 +280,14 @@ class Redistributor:
         clone.outputs = [out]
         self.append(clone)
         return out
+
+    def is_weight(self, value: Value) -> bool:
+        """Whether the value is a parameter, or a view or cast of one."""
+        if value not in self.weights:
+            node = value.producer
+            derived = node is not None and bool(node.inputs) and rule_of(node).cheap
+            self.weights[value] = value.kind == "param" or (derived and all(map(self.is_weight, node.inputs)))
+        return self.weights[value]
 
     def is_small_work(self, node: Node) -> bool:
         """Pointwise work without gradient (a mask, a position) is cheaper to repeat in part than to keep whole."""
@@ -242,7 +307,7 @@ class Redistributor:
             return value
         key = (value, shard, reduction)
         if key not in self.masks:
-            dim, outer, count, unit = self.cut(value, shard)
+            dim, outer, count, unit = self.cut(value, shard, axes)
             limit = ("rows", count // self.rows) if ragged else count
             node = Node("planc.mask", (value, axes, dim, outer, count, unit, limit, reduction), {}, [], origin)
             out = Value(self.fresh(value.name), value.dtype, value.shape, differentiable=value.differentiable)

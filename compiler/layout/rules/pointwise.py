@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -58,9 +59,10 @@ def overloads(names: Iterable[str]) -> Iterator[str]:
                 yield f"aten.{name}.{overload}"
 
 
-def shared(node: Node, groups: Iterable[str] = ()) -> Rule:
+def shared(node: Node, groups: Iterable[str] = (), **options: Any) -> Rule:
     """All operands broadcast to the result."""
-    return einsum(node, ", ".join(["..."] * len(node.inputs)) + " -> ...", linear=linear_in(node, groups))
+    text = ", ".join(["..."] * len(node.inputs)) + " -> ..."
+    return einsum(node, text, linear=linear_in(node, groups), **options)
 
 
 @rule(*overloads(POINTWISE))
@@ -92,7 +94,7 @@ def cast(node: Node) -> Rule:
     (out,) = node.outputs
     assert out is not None
     real = floating(node.inputs[0]) and floating(out)
-    return shared(node, ("input",) if real else ())
+    return shared(node, ("input",) if real else (), cheap=True)
 
 
 @rule("planc.dropout")
