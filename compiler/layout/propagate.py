@@ -70,15 +70,15 @@ def propagate(
     mesh: Mesh,
     layouts: Mapping[Value, Layout],
     time_axis: str | None = None,
-    ragged: bool = False,
+    rows: int = 0,
     hoistable: Callable[[Value], bool] = lambda value: False,
 ) -> Propagation:
     """Give every value a layout. `layouts` are those of the graph's inputs (replicated if absent).
 
-    `time_axis` names the axis of micro-batches. `ragged`: only the first rows of a batch may be real (the last batch
+    `time_axis` names the axis of micro-batches. `rows`: the rows of a batch if only the first may be real (the last batch
     of an epoch), so what is summed over the batch is masked. Raises NeedsHoist with every value to hoist that one sweep finds, or TimeMixing.
     """
-    return _Propagator(graph, mesh, layouts, time_axis, ragged, hoistable).run()
+    return _Propagator(graph, mesh, layouts, time_axis, rows, hoistable).run()
 
 
 class _Propagator:
@@ -88,12 +88,12 @@ class _Propagator:
         mesh: Mesh,
         layouts: Mapping[Value, Layout],
         time_axis: str | None,
-        ragged: bool,
+        rows: int,
         hoistable: Callable[[Value], bool],
     ):
         self.source, self.mesh, self.time_axis, self.hoistable = graph, mesh, time_axis, hoistable
         self.graph = Graph(graph.name)
-        self.moves = Redistributor(self.graph, mesh, time_axis if ragged else None)
+        self.moves = Redistributor(self.graph, mesh, time_axis, rows)
         self.env: dict[Value, Value] = {}
         self.fallbacks: list[Node] = []
         self.to_hoist: set[Value] = set()
