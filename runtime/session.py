@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from runtime.checkpoint import InitialWeights
+from runtime.checkpoint import rank as checkpoint
 from runtime.context import RankContext
 from runtime.executor import Executor, StepResult, load_kinds
 from runtime.factory import build
@@ -151,6 +154,35 @@ class Session:
         """This rank's parts of the last step's reduced gradients, by parameter name (before clipping by norm)."""
         return self.state.gradient_views
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Whole parameters and persistent buffers by the model's own names, tied ones under each of theirs: copies on
+        the CPU, for `model.load_state_dict`. Collective; the whole model must fit into every rank's memory."""
+        return dict(checkpoint.whole_tensors(self))
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse: take this rank's parts. Not collective; the optimizer's state stays as it is.
+
+        Raises CheckpointError if tensors are missing, extra or of another shape.
+        """
+        checkpoint.load_whole(self, state)
+
+    def save(self, path: str | Path, data_state: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint: parameters, buffers, optimizer state, step count, and `data_state`, a small JSON-able
+        mapping that says where in the data the run stands. Collective.
+
+        The folder `path` appears when everything is written; one that was there is replaced. All ranks must see the
+        folder. Raises CheckpointError, on all ranks.
+        """
+        checkpoint.save(self, Path(path), data_state)
+
+    def restore(self, path: str | Path) -> dict[str, Any] | None:
+        """Go on from a checkpoint that this or another plan of the model wrote; the `data_state` given to `save`.
+        Collective. Seed and step count are the checkpoint's too, so that dropout goes on as it would have.
+
+        Raises CheckpointError, on all ranks: before anything is changed if it does not fit, or cannot be read at all.
+        """
+        return checkpoint.restore(self, Path(path))
+
 
 def make_optimizers(program: Program, state: RankState) -> dict[str, FlatOptimizer]:
     """One flat optimizer for each bucket, with the decayed and the undecayed part as its groups."""
@@ -180,10 +212,15 @@ def used_groups(program: Program, mesh: Mesh) -> list[tuple[int, ...]]:
     return list(groups)
 
 
-def load(folder: str | Path, transport: Transport | None = None) -> Session:
+def load(
+    folder: str | Path, transport: Transport | None = None, weights: str | Path | None = None
+) -> Session:  # fmt: skip
     """The session of this process's rank: under torchrun with gloo or NCCL, else alone.
 
-    Raises ProgramError if the folder holds no program for this runtime, or one for another number of ranks.
+    `weights`: a safetensors file or folder to begin with, instead of the model's own initialisation.
+    Raises ProgramError if the folder holds no program for this runtime, or one for another number of ranks, and
+    CheckpointError if the weights are not those of the model.
     """
     program = load_program(folder)
-    return Session(program, transport or connect())
+    state = InitialWeights(program, weights) if weights is not None else None
+    return Session(program, transport or connect(), state)

@@ -2,6 +2,7 @@
 
 from runtime.transport.base import Finished, Group, Transport, Work
 from runtime.transport.calls import Call, Count, Counters
+from runtime.transport.connect import connect
 from runtime.transport.errors import (
     CollectiveMismatch,
     Deadlock,
@@ -31,5 +32,6 @@ __all__ = [
     "WaitTimeout",
     "Work",
     "World",
+    "connect",
     "run_ranks",
 ]

@@ -21,6 +21,11 @@ _STOP_SECONDS = 5.0  # between a polite SIGTERM and SIGKILL
 _FAILURE_SECONDS = 3.0  # for the other ranks to say how the first failure reached them
 
 
+def under_torchrun() -> bool:
+    """Whether this process is a rank that torchrun, or `launch`, has started."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
 def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> int:
     """Run `python arguments…` (say `["-m", "runtime", "build/x"]`) as `processes` ranks; the exit status.
 
