@@ -19,7 +19,7 @@ test: $(VENV)/ready-for-tests
 	$(VENV)/bin/python -m pytest -q -n 2 $(ARGS)
 
 bench: $(VENV)/ready-for-tests
-	for bench in tests/bench/*.py; do echo "== $$bench" && $(VENV)/bin/python $$bench || exit 1; done
+	for bench in tests/bench/[a-z]*.py; do echo "== $$bench" && $(VENV)/bin/python -m $$(echo $${bench%.py} | tr / .) || exit 1; done
 
 clean:
 	rm -rf $(VENV) build runs *.egg-info .pytest_cache .hypothesis

@@ -116,7 +116,7 @@ def do_fmt(options: argparse.Namespace) -> int:
 
 
 def do_compile(options: argparse.Namespace) -> int:
-    from compiler.compile import Options, compile
+    from compiler.driver import Options, compile
     from compiler.ir.text import print_graph
     from compiler.report.show import compilation_json, print_compilation
 
@@ -150,7 +150,7 @@ def output_folder(options: argparse.Namespace, name: str) -> Path:
 
 
 def do_inspect(options: argparse.Namespace) -> int:
-    from compiler.compile import compile
+    from compiler.driver import compile
     from compiler.report.show import level_text
 
     compilation = compile(options.plan, options.sets)
@@ -166,7 +166,7 @@ def do_inspect(options: argparse.Namespace) -> int:
 def do_simulate(options: argparse.Namespace) -> int:
     import tempfile
 
-    from compiler.compile import compile
+    from compiler.driver import compile
     from compiler.analysis.verify import random_batch
     from runtime.program import load
     from runtime.simulate import simulate
@@ -208,7 +208,7 @@ def do_verify(options: argparse.Namespace) -> int:
 
 
 def do_run(options: argparse.Namespace) -> int:
-    from compiler.compile import compile
+    from compiler.driver import compile
     from compiler.report.show import print_compilation
     from runtime.transport.launch import launch, under_torchrun
 

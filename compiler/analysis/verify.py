@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compiler.analysis.reference import Trajectory, build_model, run_reference
-from compiler.compile import Options, compile
+from compiler.driver import Options, compile
 from compiler.dsl.plan import Plan
 from runtime.cuts import parse_cuts, positions
 from runtime.program import Program

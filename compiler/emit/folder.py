@@ -13,7 +13,7 @@ from runtime.constants import write_constants
 from runtime.program import save
 
 if TYPE_CHECKING:
-    from compiler.compile import Compilation
+    from compiler.driver import Compilation
 
 
 def write_folder(compilation: Compilation, folder: Path) -> Path:

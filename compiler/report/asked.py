@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compiler.compile import Compilation
+    from compiler.driver import Compilation
 
 APPLIED, PARTLY, REFUSED, NOTHING = "applied", "partly", "refused", "no effect"
 

@@ -18,7 +18,7 @@ from runtime.instructions import format_stream
 from runtime.program import Program
 
 if TYPE_CHECKING:
-    from compiler.compile import Compilation
+    from compiler.driver import Compilation
 
 LEVELS = ("captured", "layouts", "segments", "local", "instructions")
 COLORS = {APPLIED: "green", NOTHING: "dim", PARTLY: "yellow"}

@@ -18,7 +18,7 @@ PLAN = "dsl_examples/llama3_70b.plan"
 
 def measure(layers: int) -> dict[str, float]:
     """Compile in this process; seconds by stage and peak memory in MB."""
-    from compiler.compile import compile
+    from compiler.driver import compile
 
     compilation = compile(PLAN, [f"layers={layers}"])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
