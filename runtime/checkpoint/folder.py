@@ -13,8 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from runtime.checkpoint import storage
 from runtime.checkpoint.errors import CheckpointError
 from runtime.checkpoint.pieces import Held
-from runtime.transport import Transport
+from runtime.transport import Transport, together
 
 RUN = "run.json"
 VERSION = 1
@@ -58,15 +57,15 @@ def write_folder(path: Path, transport: Transport, tensors: Mapping[str, Held], 
     """
     first = transport.rank == 0
     beside = path.with_name(f".{path.name}.tmp")
-    with together(transport, f"cannot write {path}"):
+    with together(transport, CheckpointError, f"cannot write {path}"):
         if first:
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
-    with together(transport, f"cannot write {path}"):
+    with together(transport, CheckpointError, f"cannot write {path}"):
         if not beside.is_dir():
             raise CheckpointError(f"{beside} is not there: a checkpoint needs a folder that all ranks share")
         storage.write(beside, tensors, transport.rank)
-    with together(transport, f"cannot write {path}"):
+    with together(transport, CheckpointError, f"cannot write {path}"):
         if first:
             storage.join(beside, transport.size)
             (beside / RUN).write_text(json.dumps(dataclasses.asdict(state), indent=1) + "\n")
@@ -134,25 +133,6 @@ def prune(directory: str | Path, keep: int) -> None:
     for name in os.listdir(directory):
         if re.fullmatch(r"\.step-\d+\.(old|tmp)", name):
             shutil.rmtree(directory / name, ignore_errors=True)
-
-
-@contextmanager
-def together(transport: Transport, what: str) -> Iterator[None]:
-    """Run the body on every rank; if it raises on any of them, raise CheckpointError on all. Collective.
-
-    Interrupts pass through at once. The error of another rank is told as text.
-    """
-    failure: Exception | None = None
-    try:
-        yield
-    except Exception as error:  # Whatever it is, the other ranks must not wait in vain.
-        failure = error
-    text = None if failure is None else str(failure) or type(failure).__name__
-    reports = transport.gather_objects(text)
-    for rank, report in enumerate(reports):
-        if report is not None:
-            where = f" (rank {rank})" if len(set(reports)) > 1 else ""
-            raise CheckpointError(f"{what}{where}: {report}") from failure
 
 
 def _sync(path: Path) -> None:

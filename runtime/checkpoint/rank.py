@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint import storage
+from runtime.checkpoint.errors import CheckpointError
 from runtime.checkpoint.fit import check_fit, match_names
-from runtime.checkpoint.folder import RunState, read_state, together, write_folder
+from runtime.checkpoint.folder import RunState, read_state, write_folder
 from runtime.checkpoint.pieces import Held, pieces
 from runtime.cuts import parse_cuts
+from runtime.transport import together
 
 if TYPE_CHECKING:
     from runtime.session import Session
@@ -47,12 +49,12 @@ def save(session: Session, path: Path, data_state: Mapping[str, Any] | None) -> 
 def restore(session: Session, path: Path) -> dict[str, Any] | None:
     """Read a checkpoint; see `Session.restore`."""
     tensors = held_tensors(session)
-    with together(session.transport, f"cannot restore {path}"):
+    with together(session.transport, CheckpointError, f"cannot restore {path}"):
         state = read_state(path)
         metadata = storage.index_of(path)
         check_fit("the checkpoint", storage.stored_tensors(metadata), tensors)
     # A damaged file is found while reading, when part of the state is replaced already: the error says so.
-    with together(session.transport, f"{path} was restored in part only; do not go on from here"):
+    with together(session.transport, CheckpointError, f"{path} was restored in part only; do not go on from here"):
         storage.read(path, metadata, tensors)
     for optimizer in session.optimizers.values():
         optimizer.set_step(state.optimizer_step)

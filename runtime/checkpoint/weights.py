@@ -17,10 +17,11 @@ from torch import Tensor
 from runtime.checkpoint import storage
 from runtime.checkpoint.errors import CheckpointError
 from runtime.checkpoint.fit import Described, Form, match_names
-from runtime.checkpoint.folder import read_state, together
+from runtime.checkpoint.folder import read_state
 from runtime.checkpoint.rank import whole_tensors
 from runtime.program import Program
 from runtime.state import initial_state
+from runtime.transport import together
 
 if TYPE_CHECKING:
     from runtime.session import Session
@@ -60,7 +61,7 @@ def _export_session(session: Session, path: Path) -> None:
         {b.name: Form(b.shape, getattr(torch, b.dtype)) for b in program.buffers if b.persistent},
         program.ties,
     )
-    with together(session.transport, f"cannot write {path}"):
+    with together(session.transport, CheckpointError, f"cannot write {path}"):
         writer = SafetensorsWriter(path, forms) if first else None
     failure: OSError | None = None
     for name, tensor in whole_tensors(session):
@@ -69,7 +70,7 @@ def _export_session(session: Session, path: Path) -> None:
                 writer.put(name, tensor)
         except OSError as error:  # The others are in the gathers still: go through them all.
             failure = error
-    with together(session.transport, f"cannot write {path}"):
+    with together(session.transport, CheckpointError, f"cannot write {path}"):
         if writer is not None and failure is not None:
             writer.discard()
             raise failure

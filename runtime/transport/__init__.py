@@ -13,6 +13,7 @@ from runtime.transport.errors import (
 )
 from runtime.transport.in_process import InProcessTransport, run_ranks
 from runtime.transport.local import LocalTransport
+from runtime.transport.together import together
 from runtime.transport.world import World
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "World",
     "connect",
     "run_ranks",
+    "together",
 ]

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from runtime.transport.failure import FailureBoard
 
 _STOP_SECONDS = 5.0  # between a polite SIGTERM and SIGKILL
+_FINISH_SECONDS = 120.0  # the same after an interrupt, for ranks that finish their step and write a checkpoint
 _FAILURE_SECONDS = 3.0  # for the other ranks to say how the first failure reached them
 
 
@@ -31,7 +32,7 @@ def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | No
 
     Rank 0 has this process's stdout and stderr. The others' stdout is dropped, and each line of their stderr is
     prefixed with the rank. When one fails, the rest are stopped and the first failure is printed. Ctrl-C and SIGTERM
-    stop all of them (status 130 and 143). OMP_NUM_THREADS is 1 unless set. `env` is added to the environment.
+    stop all of them (status 130 and 143), in their own time at first and at once if repeated. OMP_NUM_THREADS is 1 unless set. `env` is added to the environment.
     """
     if processes < 1:
         raise ValueError(f"a job needs at least one process, got {processes}")
@@ -48,6 +49,7 @@ def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | No
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # The ranks connect to the store and do not start one.
     }
     ranks: list[subprocess.Popen[bytes]] = []
+    patience = _STOP_SECONDS
     with _sigterm_as_exception():
         try:
             for rank in range(processes):
@@ -55,12 +57,11 @@ def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | No
             status = _first_failure(ranks)
             if status:
                 _wait(ranks, _FAILURE_SECONDS)
-        except KeyboardInterrupt:
-            status = 128 + signal.SIGINT
-        except _Terminated:
-            status = 128 + signal.SIGTERM
+        except (KeyboardInterrupt, _Terminated) as stop:
+            status = 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
+            patience = _FINISH_SECONDS
         finally:
-            _stop(ranks)
+            _stop(ranks, patience)
     report = FailureBoard(store).first()
     if report is not None:
         print(f"planc: {report}", file=sys.stderr)
@@ -107,13 +108,17 @@ def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
-    for stop in (signal.SIGTERM, signal.SIGKILL):
+def _stop(ranks: list[subprocess.Popen[bytes]], patience: float) -> None:
+    """SIGTERM; after `patience` seconds, or another interrupt, SIGKILL."""
+    for stop, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, _STOP_SECONDS)):
         running = [process for process in ranks if process.poll() is None]
         for process in running:
             process.send_signal(stop)
-        if running:
-            _wait(running, _STOP_SECONDS)
+        try:
+            if running:
+                _wait(running, seconds)
+        except (KeyboardInterrupt, _Terminated):
+            continue
 
 
 class _Terminated(Exception):

@@ -1,0 +1,52 @@
+"""python -m runtime FOLDER: train a compiled program.
+
+As a rank of `torchrun --nproc-per-node N -m runtime FOLDER`, or started plainly: then it starts the local processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from runtime.program import ProgramError, load
+from runtime.train import train
+from runtime.transport.launch import launch, under_torchrun
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status of `train`, or 2 for a mistake in the command."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(given)
+    if under_torchrun():
+        return train(options.folder, options.resume, weights=options.weights, plan=options.plan)
+    try:
+        program = load(options.folder)
+    except ProgramError as error:
+        print(f"planc: {error}", file=sys.stderr)
+        return 1
+    if options.processes not in (None, program.world):
+        mesh = " ".join(f"{axis}={size}" for axis, size in program.mesh.items())
+        print(
+            f"planc: {program.name} was compiled for {program.world} ranks ({mesh or 'no mesh'}), not "
+            f"{options.processes}; compile it with another mesh: --set AXIS=N",
+            file=sys.stderr,
+        )
+        return 2
+    if program.world == 1:
+        return train(options.folder, options.resume, weights=options.weights, plan=options.plan)
+    return launch(program.world, ["-m", "runtime", *given])
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m runtime", description=__doc__)
+    parser.add_argument("folder", metavar="FOLDER", help="a program folder, from planc compile")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
+    parser.add_argument("--processes", type=int, metavar="N", help="the number of local processes, for a check")
+    parser.add_argument("--weights", metavar="PATH", help="begin with the weights of a safetensors file or folder")
+    parser.add_argument("--plan", metavar="PLAN", help="the plan's path, for the hints at the end")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

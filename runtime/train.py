@@ -1,0 +1,326 @@
+"""The training loop of a program folder: data, steps, progress, log, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from runtime.checkpoint import CheckpointError, InitialWeights, checkpoints, latest, prune, step_path
+from runtime.console import Progress, StepReport, memory_bytes
+from runtime.data import Batch, DataError, Dataset, Loader, Sampler, TextBytes, open_dataset
+from runtime.executor import StepResult
+from runtime.factory import resolve
+from runtime.interrupt import Interrupt
+from runtime.log import JsonLog
+from runtime.lr import Schedule
+from runtime.program import Program, ProgramError
+from runtime.program import load as load_program
+from runtime.session import Session
+from runtime.transport import PeerFailure, Transport, TransportError, connect, together
+
+_PATIENCE = 3  # steps in a row without a finite loss, until the run gives up
+_RECENT = 20  # steps over which the final loss is averaged, at most
+
+
+class TrainError(Exception):
+    """The run cannot begin; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. status: the exit status. losses: the last ones, finite or not. saved: of the newest checkpoint
+    that this run wrote, the step."""
+
+    status: int
+    steps: int
+    losses: tuple[float, ...] = ()
+    saved: int | None = None
+
+
+def train(
+    folder: str | Path,
+    resume: bool = False,
+    transport: Transport | None = None,
+    weights: str | Path | None = None,
+    plan: str | Path | None = None,
+    stream: TextIO | None = None,
+) -> int:
+    """Train a program as its plan's `train { … }` says; the exit status.
+
+    0: done. 1: it could not begin, or the loss was not finite for some steps in a row. 130, 143: stopped by Ctrl-C or
+    SIGTERM, after a whole step. Messages go to `stream` (stdout) and stderr, those of a run from rank 0 alone.
+
+    resume: go on from the newest complete checkpoint of the run, if there is one. transport: default: see `connect`.
+    weights: a safetensors file or folder to begin with. plan: the plan's path, for the hints at the end.
+    What fails during a step is raised, after the other ranks have been told.
+    """
+    try:
+        program = load_program(folder)
+        transport = transport or connect()
+    except (ProgramError, TransportError) as error:
+        print(f"planc: {error}", file=sys.stderr)
+        return 1
+    try:
+        run = Run(program, transport, weights, stream or sys.stdout)
+        outcome = run.train(resume)
+        if transport.rank == 0:
+            run.close(outcome, plan or Path(folder) / "plan.plan")
+        return outcome.status
+    except (ProgramError, CheckpointError, TrainError) as error:  # The same on every rank.
+        if transport.rank == 0:
+            print(f"planc: {error}", file=sys.stderr)
+        return 1
+    except PeerFailure as error:
+        print(f"planc: {error}", file=sys.stderr)
+        return 1
+    except BaseException as error:
+        transport.abort(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        transport.close()
+
+
+class Run:
+    """One rank's part of a run."""
+
+    def __init__(self, program: Program, transport: Transport, weights: str | Path | None, stream: TextIO):
+        if program.optimizer is None:
+            raise TrainError("the plan has no optimizer, so there is nothing to train")
+        self.program, self.transport, self.stream = program, transport, stream
+        self.options: Mapping[str, Any] = program.train
+        self.directory = Path(self.options["directory"] or Path("runs") / program.name)
+        self.log_path = Path(self.options["log"] or self.directory / "log.jsonl")
+        self.first = transport.rank == 0
+        with together(transport, TrainError, ""):
+            self.dataset = self.open_data()
+        with together(transport, CheckpointError, ""):
+            state = InitialWeights(program, weights) if weights is not None else None
+        self.session = Session(program, transport, state)
+        self.unit, self.items_per_row = batch_unit(program)
+
+    def open_data(self) -> Dataset:
+        program, base = self.program, self.program.model.get("base")
+        return open_dataset(
+            str(self.options["data"]),
+            program.inputs,
+            resolve=lambda spec: resolve(spec, base),
+            seed=int(self.options["seed"]),
+            samples=max(1024, 4 * program.rows),
+        )
+
+    def say(self, text: str) -> None:
+        if self.first:
+            print(text, file=self.stream, flush=True)
+
+    # -- begin ---------------------------------------------------------------------------------------------------
+
+    def begin(self, resume: bool) -> Sampler:
+        """Restore what is to be restored; the sampler stands where the data goes on."""
+        saving = self.options["save_every"] is not None
+        (text, *_) = self.transport.gather_objects(self.find_checkpoint(resume) if self.first else None)
+        if not resume and text is not None and saving:
+            raise TrainError(f"{text} is left from another run: go on with --resume, or delete {self.directory} first")
+        data: dict[str, Any] | None = None
+        if resume and text is None:
+            self.say(f"no checkpoint in {self.directory}: starting from the beginning")
+        elif resume:
+            data = self.session.restore(text)
+            self.say(f"going on from {text}")
+        sampler = self.make_sampler()
+        if data is not None:
+            sampler.load_state(data)
+            if data.get("samples", sampler.n_samples) != sampler.n_samples:
+                self.say(f"note: the data has {sampler.n_samples} samples, and had {data['samples']}: others come next")
+        return sampler
+
+    def find_checkpoint(self, resume: bool) -> str | None:
+        """To resume, the newest complete one; else any at all."""
+        if resume:
+            path = latest(self.directory, note=self.say)
+        else:
+            path = next(iter(checkpoints(self.directory).values()), None)
+        return None if path is None else str(path)
+
+    def make_sampler(self) -> Sampler:
+        tail = self.options.get("tail", "pad") if self.program.ragged else "drop"
+        try:
+            # The seed of the session is that of the checkpoint: the order must go on as it was.
+            return Sampler(
+                len(self.dataset),
+                self.program.rows,
+                self.session.context.seed,
+                bool(self.options["shuffle"]),
+                tail=str(tail),
+            )
+        except ValueError as error:
+            raise TrainError(f"data {self.options['data']!r}: {error}") from None
+
+    def make_loader(self, sampler: Sampler) -> Loader:
+        dims = {spec.name: spec.batch_dim for spec in self.program.inputs}
+        pin = self.transport.device.type == "cuda"
+        return Loader(self.dataset, sampler, range(*self.session.row_range()), dims, pin=pin)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def train(self, resume: bool) -> Outcome:
+        """All steps; closes what it opens."""
+        session = self.session
+        sampler = self.begin(resume)
+        total = total_steps(self.options, sampler, session.steps)
+        session.schedule = Schedule.from_options(self.program.optimizer or {}, total)
+        if session.steps >= total:
+            self.say(f"nothing left to do: {session.steps} of {total} steps are done")
+            return Outcome(0, session.steps)
+        with ExitStack() as stack:
+            loader = stack.enter_context(self.make_loader(sampler))
+            interrupt = stack.enter_context(Interrupt(self.transport))
+            reporter = None
+            if self.first:
+                log = stack.enter_context(JsonLog(self.log_path, session.steps if session.steps else None))
+                progress = Progress(total, self.unit, session.steps, stream=self.stream, device=self.transport.device)
+                reporter = Reporter(self, log, stack.enter_context(progress))
+            return self.steps(total, loader, interrupt, reporter)
+
+    def steps(self, total: int, loader: Loader, interrupt: Interrupt, reporter: Reporter | None) -> Outcome:
+        session, every = self.session, self.options["save_every"]
+        losses: deque[float] = deque(maxlen=min(_RECENT, max(1, (total - session.steps) // 10)))
+        bad, saved = 0, None
+        started = time.perf_counter()
+        while session.steps < total:
+            step = session.steps
+            batch = next(loader)
+            result = session.step(batch.tensors, batch.valid, local=True)
+            ended = time.perf_counter()
+            losses.append(result.loss)
+            if reporter is not None:
+                reporter.report(step, batch, result, ended - started)
+            bad = 0 if math.isfinite(result.loss) else bad + 1
+            if bad == 1 and reporter is not None:
+                reporter.progress.message(f"warning: step {step + 1}: the loss is {result.loss}")
+            if bad == _PATIENCE:
+                return Outcome(1, session.steps, tuple(losses), saved)
+            stop = interrupt.agreed()
+            # A state that is not finite is worth nothing: the last good checkpoint stays the newest.
+            if every is not None and not bad and (session.steps % every == 0 or session.steps == total or stop):
+                self.save(loader)
+                saved = session.steps
+            if stop:
+                return Outcome(128 + stop, session.steps, tuple(losses), saved)
+            started = time.perf_counter()
+        return Outcome(0, session.steps, tuple(losses), saved)
+
+    def save(self, loader: Loader) -> None:
+        """Write a checkpoint; delete those that are too many."""
+        path = step_path(self.directory, self.session.steps)
+        self.session.save(path, {**loader.state.to_dict(), "samples": len(self.dataset)})
+        if self.first:
+            prune(self.directory, int(self.options["keep"]))
+
+    def checkpoint(self, outcome: Outcome) -> Path | None:
+        return None if outcome.saved is None else step_path(self.directory, outcome.saved)
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    def close(self, outcome: Outcome, plan: str | Path) -> None:
+        """What there is to say at the end, on rank 0."""
+        if outcome.status == 1:
+            self.say(not_finite(self.program, outcome))
+        elif outcome.status > 128:
+            name = signal.Signals(outcome.status - 128).name
+            on = f"; --resume goes on from {self.checkpoint(outcome)}" if outcome.saved is not None else ""
+            self.say(f"stopped by {name} after step {outcome.steps}{on}")
+        elif outcome.losses:
+            for line in summary(self, outcome, str(plan)):
+                self.say(line)
+
+
+@dataclass
+class Reporter:
+    """The progress line and the log, on rank 0."""
+
+    run: Run
+    log: JsonLog
+    progress: Progress
+
+    def report(self, step: int, batch: Batch, result: StepResult, seconds: float) -> None:
+        run = self.run
+        items = batch.valid * run.items_per_row
+        lr = run.session.schedule(step)
+        self.progress.update(StepReport(step, result.loss, items, seconds, result.grad_norm, lr))
+        self.log.write(
+            step,
+            epoch=batch.epoch,
+            loss=result.loss,
+            metrics=result.metrics,
+            lr=lr,
+            grad_norm=result.grad_norm,
+            seconds=round(seconds, 6),
+            memory=memory_bytes(run.transport.device),
+            **{f"{run.unit}_per_s": round(items / seconds, 1)},
+        )
+
+
+def total_steps(options: Mapping[str, Any], sampler: Sampler, done: int) -> int:
+    """The steps of the whole run: `steps`, or those until the end of `epochs` epochs; the smaller of both if given.
+
+    `done` steps have been taken, and the sampler stands behind them.
+    """
+    steps, epochs = options["steps"], options["epochs"]
+    if epochs is None and steps is not None:
+        return int(steps)
+    state, batch = sampler.state, sampler.global_batch
+    left = sampler.n_samples - state.position
+    current = left // batch if sampler.tail == "drop" else math.ceil(left / batch)
+    later = (int(epochs or 1) - state.epoch - 1) * sampler.steps_per_epoch
+    by_epochs = done + max(0, current + later)
+    return by_epochs if steps is None else min(int(steps), by_epochs)
+
+
+def batch_unit(program: Program) -> tuple[str, int]:
+    """What rates count, and how many of it a row has: tokens where an input holds a row of integers, else samples."""
+    for spec in program.inputs:
+        if spec.batch_dim == 0 and len(spec.shape) == 2 and spec.dtype == "int64":
+            return "tokens", spec.shape[1]
+    return "samples", 1
+
+
+def not_finite(program: Program, outcome: Outcome) -> str:
+    """Why a run gave up, and what may help."""
+    clip = "" if program.clip else ", or add `clip grad_norm = 1.0`"
+    return (
+        f"stopped after step {outcome.steps}: the loss was not finite ({outcome.losses[-1]}) for {_PATIENCE} steps in a "
+        f"row. Try a smaller learning rate or a longer warmup (optimizer {{ lr, warmup }}){clip}."
+    )
+
+
+def summary(run: Run, outcome: Outcome, plan: str) -> list[str]:
+    """The lines at the end of a run that went well: what was reached, where it is, and what to try next."""
+    mean = math.fsum(outcome.losses) / len(outcome.losses)
+    over = f"mean of the last {len(outcome.losses)} steps" if len(outcome.losses) > 1 else "the last step's"
+    lines = []
+    if isinstance(run.dataset, TextBytes):
+        entropy = run.dataset.unigram_entropy()
+        lines.append(f"loss {mean:.2f} nats/byte ({over}), unigram entropy {entropy:.2f}")
+    else:
+        lines.append(f"loss {mean:.4g} ({over})")
+    lines.append(f"log         {run.log_path}")
+    if outcome.saved is not None:
+        lines.append(f"checkpoint  {run.checkpoint(outcome)}")
+    axis = next(iter(run.program.mesh), None)
+    other = f" --set {axis}={2 * run.program.mesh[axis]}" if axis is not None else ""
+    hints = [
+        (f"planc inspect {plan}", "every value with its layout, every communication"),
+        (f"planc verify {plan}{other}", "compare with one device: loss, gradients, parameters"),
+        (f"planc run {plan}{other or ' --set batch=32'}", "the same training, divided differently"),
+    ]
+    width = max(len(command) for command, _ in hints)
+    lines += ["", "Try next:", *(f"  {command:<{width}}   # {why}" for command, why in hints)]
+    return lines
