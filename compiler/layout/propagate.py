@@ -185,7 +185,7 @@ class _Propagator:
 
     def move_cost(self, value: Value, axis: str, target: Placement) -> float:
         place, size = value.layout[axis], float(elements(value))
-        if place == target or self.mesh.size(axis) == 1:
+        if place == target or self.mesh.size(axis) == 1 or self.moves.is_made(value, axis, target):
             return 0.0
         # A cast is free forward. Backward its gradient is summed, that of a parameter once a step.
         later = not value.differentiable or axis == self.time_axis or self.moves.is_weight(value)

@@ -50,6 +50,7 @@ class Redistributor:
         self.time_axis, self.rows = time_axis, rows
         self.cache: dict[tuple[Value, Layout], Value] = {}
         self.masks: dict[tuple[Value, Shard, str], Value] = {}
+        self.made: dict[Value, list[Layout]] = {}
         self.weights: dict[Value, bool] = {}
         self.after: dict[Node | None, list[Node]] = {None: []}
         self.main: list[Node] = []
@@ -87,7 +88,12 @@ class Redistributor:
         if found is None:
             found = self.pulled(value, target, origin) or self.stepwise(value, target, origin)
             self.cache[value, target] = found
+            self.made.setdefault(value, []).append(target)
         return found
+
+    def is_made(self, value: Value, axis: str, place: Placement) -> bool:
+        """Whether some earlier user already had the value brought to `place` on the axis."""
+        return any(layout[axis] == place for layout in self.made.get(value, ()))
 
     def stepwise(self, value: Value, target: Layout, origin: Origin) -> Value:
         """First reductions and gathers, then casts, then cuts (the smallest moves last), each axis after axis."""
@@ -239,6 +245,7 @@ class Redistributor:
             else:
                 self.append(node)
             self.cache[key] = out
+            self.made.setdefault(value, []).append(layout)
         return self.cache[key]
 
     # -- pulling a cut through a cheap producer ----------------------------------------------------------------------

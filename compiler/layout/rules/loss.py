@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from compiler.ir.graph import Node
-from compiler.layout.rule import Rule, rule
+from compiler.layout.rule import Rule, rule, whole
+from compiler.layout.rules.pointwise import shared
 from compiler.layout.rules.signature import arguments, by_name
+
+ELEMENTWISE = tuple(
+    f"aten.{name}.default"
+    for name in """
+    mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss kl_div poisson_nll_loss hinge_embedding_loss
+    margin_ranking_loss binary_cross_entropy binary_cross_entropy_with_logits
+    """.split()
+)
+"""Losses that without reduction are pointwise."""
 
 
 @rule("planc.cross_entropy")
@@ -17,3 +27,19 @@ def cross_entropy(node: Node) -> Rule:
     every, kept = f"{batch} c {rest}", f"{batch} {rest}"
     classes = kept if len(target.shape) < len(logits.shape) else every
     return by_name(node, {"logits": every, "target": classes, "weight": "c"}, kept, fixed=frozenset({"c"}))
+
+
+@rule("aten.nll_loss_nd.default")
+def nll_loss(node: Node) -> Rule:
+    """Without reduction; with one it is lowered before layouts are chosen, else all must be whole."""
+    given = arguments(node)
+    batch, rest = ("n", "...") if len(given["self"].shape) > 1 else ("", "")
+    if given["reduction"]:
+        return whole(node)
+    operands = {"self": f"{batch} c {rest}", "target": f"{batch} {rest}", "weight": "c"}
+    return by_name(node, operands, f"{batch} {rest}", fixed=frozenset({"c"}))
+
+
+@rule(*ELEMENTWISE)
+def elementwise(node: Node) -> Rule:
+    return whole(node) if arguments(node)["reduction"] else shared(node)

@@ -45,29 +45,28 @@ def local_group_norm(node: Node, shapes: LocalShapes) -> tuple[str, tuple[Any, .
     return with_arguments(node, num_groups=given["num_groups"] * shapes(value)[1] // value.shape[1])
 
 
-@rule("aten.batch_norm.default")
+@rule("aten.batch_norm.default", "planc.batch_norm")
 def batch_norm(node: Node) -> Rule:
     """With the running statistics alone it is pointwise; in training, it is lowered before layouts are chosen."""
-    channel = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), "c")
-    rank = len(node.inputs[0].shape)
-    space = " ".join(f"x{k}" for k in range(rank - 2))
-    fixed = frozenset({"b", *space.split()}) if arguments(node)["training"] else frozenset()
-    return by_name(node, {"input": f"b c {space}"} | channel, f"b c {space}", fixed=fixed)
+    names, space = _by_channel(node)
+    fixed = frozenset({"b", *space}) if arguments(node)["training"] else frozenset()
+    return by_name(node, names, f"{names['input']}, c, c", fixed=fixed)
 
 
-@rule("planc.batch_norm_local")
-def batch_norm_local(node: Node) -> Rule:
-    """Each rank takes the statistics of its own part of the batch; the new running ones are averaged over the ranks."""
+@rule("aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit.no_stats")
+def local_batch_norm(node: Node) -> Rule:
+    """Where it was asked for (`local_statistics`): each part of the batch is normalised by itself. The new running
+    statistics of a part are a term of their average over the parts."""
+    names, space = _by_channel(node)
+    result = f"{names['input']}, c, c, c, c"
+    return by_name(node, names, result, fixed=frozenset(space), reduces={"b": "avg"})
+
+
+def _by_channel(node: Node) -> tuple[dict[str, str], list[str]]:
+    """The dimensions of each argument, and those of space."""
+    space = [f"x{k}" for k in range(len(node.inputs[0].shape) - 2)]
     channel = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), "c")
-    rank = len(node.inputs[0].shape)
-    space = " ".join(f"x{k}" for k in range(rank - 2))
-    return by_name(
-        node,
-        {"input": f"b c {space}"} | channel,
-        f"b c {space}, c, c",
-        fixed=frozenset(space.split()),
-        reduces={"b": "avg"},
-    )
+    return {"input": " ".join(["b", "c", *space]), **channel}, space
 
 
 @rule(

@@ -19,7 +19,7 @@ from compiler.layout.rule import Rule, einsum
 
 PLANC = {
     "planc.attention": "query key value mask causal scale dropout_p site",
-    "planc.batch_norm_local": "input weight bias running_mean running_var momentum eps",
+    "planc.batch_norm": "input weight bias running_mean running_var training momentum eps",
     "planc.cast": "input dtype",
     "planc.count": "input dims",
     "planc.cross_entropy": "logits target weight ignore_index label_smoothing",
