@@ -67,7 +67,13 @@ class Node:
     @property
     def inputs(self) -> list[Value]:
         """The value operands, in argument order, repeated if used twice."""
-        return list(values_in((self.args, self.kwargs)))
+        found: list[Value] = []
+        for argument in (*self.args, *self.kwargs.values()):
+            if isinstance(argument, Value):
+                found.append(argument)
+            elif isinstance(argument, (tuple, list, dict)):
+                found += values_in(argument)
+        return found
 
     def __repr__(self) -> str:
         return f"<{self.op} -> {self.outputs}>"

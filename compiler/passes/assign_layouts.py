@@ -90,9 +90,7 @@ def _early_hoists(graph: Graph, request: LayoutRequest, batch_only: set[Value]) 
     if request.time_axis is None or request.mesh.size(request.time_axis) == 1:
         return []
     small = Graph("batch_only", [v for v in graph.inputs if v in batch_only])
-    small.nodes = [n for n in graph.nodes if n.inputs and all(v in batch_only for v in n.inputs)]
-    outer = [n for n in graph.nodes if not n.inputs]
-    small.nodes = [n for n in graph.nodes if n in set(small.nodes) | set(outer)]
+    small.nodes = [n for n in graph.nodes if all(v in batch_only for v in n.inputs)]
     layouts = {v: request.inputs.get(v.name, Layout()) for v in small.inputs}
     try:
         found = propagate(small, request.mesh, layouts, request.time_axis, request.rows, lambda value: True)
