@@ -34,6 +34,7 @@ class RankContext:
         self.batch = self.real_rows = batch
         self.where = ""
         self.opaque_modules: Mapping[str, Any] = {}
+        self.targets: list[tuple[Tensor, bool] | None] = []
         self._groups: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._tapes: dict[int, Any] = {}
         self._index_cache: dict[Any, list[Tensor]] = {}
@@ -172,6 +173,19 @@ class RankContext:
 
     attention = staticmethod(attention_kernels.attention)
     attention_backward = staticmethod(attention_kernels.attention_backward)
+
+    def product_into(self, position: int, a: Tensor, b: Tensor) -> Tensor | None:
+        """a @ b as gradient `position` of the running backward: written into its buffer (added if that holds earlier
+        gradients of this step), or returned where the dtypes differ."""
+        target = self.targets[position] if position < len(self.targets) else None
+        if target is None or target[0].dtype != a.dtype:
+            return torch.mm(a, b)
+        view, first = target
+        if first:
+            torch.mm(a, b, out=view)
+        else:
+            view.addmm_(a, b)
+        return None
 
     def opaque(self, name: str, operands: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:
         """Run a module as it is. The last result is a token for `opaque_backward`."""

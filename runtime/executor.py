@@ -169,10 +169,13 @@ class Executor:
         arguments = [self.argument(call.arguments[k], instruction.micro or 0) for k in module.NEEDED]
         cotangents = [self.cotangent(micro, call.results[k]) for k in module.GIVEN]
         saved = micro.saved.pop(call.name, ())
+        self.context.targets = [self.target(reference) for reference in call.gradients]
         gradients = module.backward(self.context, *arguments, *saved, *cotangents)
         del saved, cotangents, arguments
         for reference, gradient in zip(call.gradients, gradients):
-            if reference.startswith("param:"):
+            if gradient is None:
+                self.touched.add(reference.removeprefix("param:"))
+            elif reference.startswith("param:"):
                 self.accumulate(reference.removeprefix("param:"), gradient)
             elif reference in micro.gradients:
                 micro.gradients[reference] = micro.gradients[reference] + gradient
@@ -186,6 +189,11 @@ class Executor:
         loss = self.outputs.get(slot)
         assert loss is not None and loss.name == "loss", f"no gradient for {slot}"
         return torch.ones((), dtype=micro.slots[slot].dtype, device=self.context.device)
+
+    def target(self, reference: str) -> tuple[Tensor, bool] | None:
+        """Where a parameter's gradient goes, and whether it is the first of this step."""
+        kind, _, name = reference.partition(":")
+        return (self.state.gradient_views[name], name not in self.touched) if kind == "param" else None
 
     def accumulate(self, name: str, gradient: Tensor) -> None:
         """The first gradient of a step overwrites what the buffer held, later ones add to it."""

@@ -86,6 +86,7 @@ def partition(recorded: Recorded, policy: str = "none") -> SegmentCode:
     for value in dict.fromkeys([v for node in backward for v in node.inputs] + gradients):
         if value not in own:
             require(value)
+    products_into_buckets(recorded, backward)
     forward = live(recorded.forward, [*recorded.results, *saved])
     order = {node: k for k, node in enumerate(recorded.forward)}
     repeated = sorted(again, key=order.__getitem__)
@@ -103,6 +104,24 @@ def partition(recorded: Recorded, policy: str = "none") -> SegmentCode:
         gradients,
         recorded.layouts,
     )
+
+
+def products_into_buckets(recorded: Recorded, backward: list[Node]) -> None:
+    """A parameter's gradient that is a matrix product is written (or added) straight into its bucket's buffer.
+
+    before:  d_w = aten.mm(d_y_t, x)                     # then copied into the bucket
+    after:   d_w = ctx.product_into(1, d_y_t, x)         # gradient 1 of this code
+    """
+    wanted = [k for k, value in enumerate(recorded.gradients) if value is not None]
+    uses = [value for node in backward for value in node.inputs] + [v for v in recorded.gradients if v is not None]
+    for position, k in enumerate(wanted):
+        value = recorded.gradients[k]
+        assert value is not None
+        node = value.producer
+        plain = node is not None and node.op == "aten.mm.default" and uses.count(value) == 1
+        if plain and recorded.arguments[k].kind == "param":
+            assert node is not None
+            node.op, node.args = "planc.product_into", (position, *node.args)
 
 
 def recomputes(node: Node, policy: str) -> bool:
