@@ -19,7 +19,7 @@ from compiler.recompute import policy_for
 from compiler.schedule.buckets import Trained, make_buckets
 from compiler.schedule.stream import CallInfo, data_parallel_stream
 from compiler.segments.canonical import canonical, first_site, key
-from compiler.segments.split import Segment, matches, split, units
+from compiler.segments.split import Segment, split, units
 from runtime.context import TIME
 from runtime.program import Bucket, Buffer, Call, Input, Output, Parameter, Program
 
@@ -59,8 +59,7 @@ class _Linker:
 
     def link(self) -> Linked:
         main = self.assigned.main
-        extra = [pattern.text for pattern in self.plan.segments]
-        segments = split(main, units(self.captured.lists, self.captured.modules, extra))
+        segments = split(main, units(self.captured.lists, self.captured.modules, self.plan.segments))
         for segment in segments:
             self.slots.update((value, f"{segment.name}/{value.name}") for value in segment.outputs)
         infos = self.calls(segments)
@@ -173,9 +172,9 @@ class _Linker:
         spec = self.plan.optimizer
         if spec is None:
             return True
-        if any(matches(p.text, name) for p in spec.no_decay):
+        if any(p.matches(name) for p in spec.no_decay):
             return False
-        return not spec.decay or any(matches(p.text, name) for p in spec.decay)
+        return not spec.decay or any(p.matches(name) for p in spec.decay)
 
     # -- the program ---------------------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ is what stands before, between and after. Nodes keep their order; a segment is a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from compiler.dsl.plan import Pattern
 from compiler.ir.graph import Graph, Node, Value
 
 
@@ -24,7 +24,7 @@ class Segment:
     outputs: list[Value] = field(default_factory=list)
 
 
-def units(lists: Mapping[str, Sequence[str]], classes: Mapping[str, str], extra: Iterable[str] = ()) -> list[str]:
+def units(lists: Mapping[str, Sequence[str]], classes: Mapping[str, str], extra: Iterable[Pattern] = ()) -> list[str]:
     """Module paths that become segments: elements of lists whose elements are of one class, and those asked for."""
     found: list[str] = []
     for path, children in lists.items():
@@ -32,15 +32,9 @@ def units(lists: Mapping[str, Sequence[str]], classes: Mapping[str, str], extra:
         if len(children) > 1 and len(kinds) == 1:
             found += children
     for pattern in extra:
-        found += [path for path in classes if path and matches(pattern, path)]
+        found += [path for path in classes if path and pattern.matches(path)]
     outermost = [path for path in dict.fromkeys(found) if not any(path.startswith(f"{other}.") for other in found)]
     return outermost
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether a module path fits a pattern; `*` stands for one path component, `**` for any number."""
-    parts = [".*" if part == "**" else re.escape(part).replace(r"\*", "[^.]*") for part in pattern.split(".")]
-    return re.fullmatch(r"\.".join(parts), path) is not None
 
 
 def split(graph: Graph, unit_paths: Sequence[str]) -> list[Segment]:
