@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,10 @@ from runtime.program import Input, Program, ProgramError
 from runtime.program import load as load_program
 from runtime.state import RankState, initial_state
 from runtime.transport import Transport, connect
+
+
+# The generator that a model's initialisation draws from is one for all threads, and so for all simulated ranks.
+_INITIALISING = threading.Lock()
 
 
 class BatchError(ValueError):
@@ -50,8 +55,10 @@ class Session:
         transport.prepare(used_groups(program, self.mesh))
         seed = int(program.train["seed"])
         self.context = RankContext(self.mesh, transport, program.microbatches, seed, program.rows)
-        full = state if state is not None else initial_state(program, seed)
-        self.state = RankState(program, full, self.context.sizes, self.context.coords, transport.device)
+        if state is None:
+            with _INITIALISING:
+                state = initial_state(program, seed)
+        self.state = RankState(program, state, self.context.sizes, self.context.coords, transport.device)
         if program.opaque:
             model = build(program.model["factory"], program.model["options"], program.model.get("base"))
             self.context.opaque_modules = {path: model.get_submodule(path) for path in program.opaque}

@@ -17,7 +17,7 @@ from runtime.checkpoint import CheckpointError, InitialWeights, checkpoints, lat
 from runtime.console import Progress, StepReport, memory_bytes
 from runtime.data import Batch, DataError, Dataset, Loader, Sampler, TextBytes, open_dataset
 from runtime.executor import StepResult
-from runtime.factory import resolve
+from runtime.factory import FactoryError, resolve
 from runtime.interrupt import Interrupt
 from runtime.log import JsonLog
 from runtime.lr import Schedule
@@ -74,14 +74,14 @@ def train(
         if transport.rank == 0:
             run.close(outcome, plan or Path(folder) / "plan.plan")
         return outcome.status
-    except (ProgramError, CheckpointError, TrainError) as error:  # The same on every rank.
+    except (ProgramError, FactoryError, CheckpointError, TrainError) as error:  # The same on every rank.
         if transport.rank == 0:
             print(f"planc: {error}", file=sys.stderr)
         return 1
-    except PeerFailure as error:
-        print(f"planc: {error}", file=sys.stderr)
-        return 1
     except BaseException as error:
+        if (peer := peer_failure(error)) is not None:
+            print(f"planc: {peer}", file=sys.stderr)
+            return 1
         transport.abort(f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -268,6 +268,13 @@ class Reporter:
         )
 
 
+def peer_failure(error: BaseException | None) -> PeerFailure | None:
+    """The failure of another rank that is behind an error, if there is one."""
+    while error is not None and not isinstance(error, PeerFailure):
+        error = error.__cause__
+    return error
+
+
 def total_steps(options: Mapping[str, Any], sampler: Sampler, done: int) -> int:
     """The steps of the whole run: `steps`, or those until the end of `epochs` epochs; the smaller of both if given.
 
@@ -308,7 +315,7 @@ def summary(run: Run, outcome: Outcome, plan: str) -> list[str]:
     lines = []
     if isinstance(run.dataset, TextBytes):
         entropy = run.dataset.unigram_entropy()
-        lines.append(f"loss {mean:.2f} nats/byte ({over}), unigram entropy {entropy:.2f}")
+        lines.append(f"loss {mean:.2f} nats/byte ({over}); byte frequencies alone reach {entropy:.2f}, the unigram entropy")
     else:
         lines.append(f"loss {mean:.4g} ({over})")
     lines.append(f"log         {run.log_path}")

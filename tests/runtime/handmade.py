@@ -1,7 +1,8 @@
-"""A program written by hand, as the compiler might: a two-layer network over any mesh of `dp` and `tp`.
+"""Programs written by hand, as the compiler might: they need no compiler.
 
-It has what checkpoints must cope with: uneven cuts with padding, a tied name, buffers of both kinds, a frozen
-parameter, two buckets, AdamW's state. `write_program` needs no compiler.
+`write_program`: a two-layer network over any mesh of `dp` and `tp`, with what checkpoints must cope with: uneven cuts
+with padding, a tied name, buffers of both kinds, a frozen parameter, two buckets, AdamW's state.
+`write_bigram`: a language model that sees one byte, over `dp`, on batches of any number of rows.
 """
 
 from __future__ import annotations
@@ -54,10 +55,17 @@ class Net(nn.Module):
         self.register_buffer("table", torch.arange(3.0), persistent=False)
 
 
+TRAIN = {
+    "data": "synthetic", "steps": 6, "epochs": None, "seed": 3, "shuffle": True, "save_every": None, "keep": 2,
+    "log": None, "directory": None, "tail": "drop",
+}  # fmt: skip
+
+
 def write_program(
-    folder: Path, dp: int = 1, tp: int = 1, rows: int = 12, dtype: str = "float64", **train: Any
+    folder: Path, dp: int = 1, tp: int = 1, rows: int = 12, dtype: str = "float64", total: int | None = None, **train: Any
 ) -> Program:  # fmt: skip
-    """A program folder for a mesh, loaded again. `train` replaces options of the plan's `train { … }`."""
+    """A program folder for a mesh, loaded again. `train` replaces options of the plan's `train { … }`; `total`: the
+    steps in which the learning rate falls, if not those of the run."""
     cut = f"tp:1:{HIDDEN}:1"
     hidden = math.ceil(HIDDEN / tp)
     parameters = (
@@ -101,18 +109,19 @@ def write_program(
             Bucket("bucket0", dtype, axes, ("w2", "b1"), 1, OUT * hidden + hidden),
             Bucket("bucket1", dtype, axes, ("w1",), 1, hidden * IN),
         ),
-        optimizer={"name": "adamw", "lr": 0.05, "weight_decay": 0.1, "schedule": "cosine", "warmup": 2},
+        optimizer={"name": "adamw", "lr": 0.05, "weight_decay": 0.1, "schedule": "cosine", "warmup": 2, "total": total},
         clip={"grad_norm": 1.0},
-        train={
-            "data": "synthetic", "steps": 6, "epochs": None, "seed": 3, "shuffle": True, "save_every": None,
-            "keep": 2, "log": None, "directory": None, "tail": "drop",
-        } | train,
+        train=TRAIN | train,
         streams=(tuple(parse_stream("\n".join(stream))),),
     )  # fmt: skip
+    names = f'import torch\n\nHIDDEN = {HIDDEN}\nHIDDEN_CUT = "1:{cut}"\n'
+    return _write(program, folder, names + CODE)
+
+
+def _write(program: Program, folder: Path, code: str) -> Program:
     save(program, folder)
     (folder / "segments").mkdir(exist_ok=True)
-    names = f'import torch\n\nHIDDEN = {HIDDEN}\nHIDDEN_CUT = "1:{cut}"\n'
-    (folder / "segments" / "net.py").write_text(names + CODE)
+    (folder / "segments" / "net.py").write_text(code)
     (folder / "plan.plan").write_text("# written by hand\n")
     return load(folder)
 
@@ -122,3 +131,74 @@ def batch(step: int, rows: int = 12, dtype: torch.dtype = torch.float64) -> dict
     generator = torch.Generator().manual_seed(1000 + step)
     x = torch.randn(rows, IN, generator=generator, dtype=dtype)
     return {"x": x, "target": torch.randn(rows, OUT, generator=generator, dtype=dtype)}
+
+
+BIGRAM = """
+NEEDED, GIVEN, WANTED = (), (0,), (2,)
+
+
+def forward(ctx, tokens, labels, table):
+    def real(x):
+        return ctx.mask(x, ROWS_CUT, ("rows", 1), "sum")
+
+    counts = labels != -100
+    logits = table[tokens].log_softmax(-1)
+    each = -logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * counts
+    count = ctx.all_reduce(real(counts.sum(1)).sum(), ("dp",), "sum")
+    weights = real(counts.to(table.dtype)) / count
+    return (real(each.sum(1)).sum() / count,), (tokens, labels, logits, weights)
+
+
+def backward(ctx, tokens, labels, logits, weights, gradient):
+    rows = logits.exp()
+    rows.scatter_add_(-1, labels.clamp(min=0)[..., None], -torch.ones_like(weights)[..., None])
+    rows = rows * (weights * gradient)[..., None]
+    out = torch.zeros(VOCAB, VOCAB, dtype=rows.dtype).index_add_(0, tokens.flatten(), rows.flatten(0, 1))
+    return (out,)
+"""
+
+
+class Bigram(nn.Module):
+    """The next byte's logits by the last byte."""
+
+    def __init__(self, dtype: str = "float64") -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(256, 256, dtype=getattr(torch, dtype)))
+
+
+def write_bigram(
+    folder: Path, dp: int = 1, rows: int = 8, seq: int = 16, dtype: str = "float64", **train: Any
+) -> Program:  # fmt: skip
+    """The program folder of a byte-level bigram model, which takes short batches."""
+    axes = ("dp",) if dp > 1 else ()
+    padded = math.ceil(rows / dp) * dp
+    stream = ["forward net @0", "backward net @0", *(["reduce b", "wait b"] if axes else []), "step b", "report"]
+    program = Program(
+        name="bigram",
+        mesh={"dp": dp},
+        microbatches=1,
+        batch=padded,
+        rows=rows,
+        ragged=True,
+        full_batches=False,
+        batch_axes=axes,
+        model={"factory": "tests.runtime.handmade:Bigram", "options": {"dtype": dtype}, "base": None},
+        inputs=(
+            Input("tokens", "int64", (padded, seq), below=256),
+            Input("labels", "int64", (padded, seq), below=256, ignore=-100),
+        ),
+        parameters=(Parameter("table", (256, 256), dtype, True),),
+        ties={},
+        buffers=(),
+        constants=(),
+        outputs=(Output("loss", "net/loss", axes),),
+        kinds={"net": "segments/net.py"},
+        prologue=None,
+        calls=(Call("net", "net", ("batch:tokens", "batch:labels", "param:table"), ("net/loss",), ("param:table",)),),
+        buckets=(Bucket("b", dtype, axes, ("table",), 1, 256 * 256),),
+        optimizer={"name": "sgd", "lr": 10.0, "momentum": 0.5},
+        clip=None,
+        train=TRAIN | {"tail": "pad"} | train,
+        streams=(tuple(parse_stream("\n".join(stream))),),
+    )
+    return _write(program, folder, f'import torch\n\nVOCAB = 256\nROWS_CUT = "0:dp:1:{padded}:1"\n' + BIGRAM)
