@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from compiler.ir.graph import Graph, Node, Value, map_values
 from compiler.layout.factors import cut_factors, refined, shard_for
@@ -65,6 +66,16 @@ class Choice:
     factor: str = ""
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What is done at one node: a choice for each axis, and from it the layouts of operands and results."""
+
+    rule: Rule
+    choices: Mapping[str, Choice]
+    targets: list[Layout]
+    results: list[Layout | None]
+
+
 def propagate(
     graph: Graph,
     mesh: Mesh,
@@ -96,6 +107,7 @@ class _Propagator:
         self.moves = Redistributor(self.graph, mesh, time_axis, rows)
         self.env: dict[Value, Value] = {}
         self.fallbacks: list[Node] = []
+        self.decisions: dict[Any, Decision] = {}
         self.to_hoist: set[Value] = set()
         for value in graph.inputs:
             new = Value(value.name, value.dtype, value.shape, value.kind, value.differentiable)
@@ -115,17 +127,30 @@ class _Propagator:
 
     def visit(self, node: Node) -> None:
         operands = [self.env[value] for value in node.inputs]
-        rule = refined(rule_of(node), operands, [value.layout for value in operands], self.mesh)
-        if rule.fallback:
+        decision = self.decide(node, operands)
+        if decision.rule.fallback:
             self.fallbacks.append(node)
-        choices = {axis: self.choose(axis, node, rule, operands) for axis in self.mesh.names}
-        targets = [self.operand_layout(k, rule, operands, choices) for k in range(len(operands))]
-        self.check_time(node, operands, targets)
-        moved = [
-            self.moves.to(value, target, node.origin) for value, target in zip(operands, targets)
-        ]
-        moved = self.mask_padding(node, rule, moved, choices)
-        self.emit(node, rule, moved, choices)
+        self.check_time(node, operands, decision.targets)
+        moved = [self.moves.to(value, target, node.origin) for value, target in zip(operands, decision.targets)]
+        moved = self.mask_padding(node, decision.rule, moved, decision.choices)
+        self.emit(node, moved, decision.results)
+
+    def decide(self, node: Node, operands: list[Value]) -> Decision:
+        """The decision for a call; calls of one rule on operands with the same layouts are decided once."""
+        general = rule_of(node)
+        asked = tuple((value.layout, value.differentiable, self.moves.is_weight(value)) for value in operands)
+        alike = (id(general), asked, tuple(out is not None and out.differentiable for out in node.outputs))
+        found = self.decisions.get(alike)
+        if found is None:
+            rule = refined(general, operands, [value.layout for value in operands], self.mesh)
+            choices = {axis: self.choose(axis, node, rule, operands) for axis in self.mesh.names}
+            targets = [self.operand_layout(k, rule, operands, choices) for k in range(len(operands))]
+            results = [
+                None if out is None or dims is None else self.result_layout(out, dims, rule, targets, choices)
+                for out, dims in zip(node.outputs, rule.results)
+            ]
+            found = self.decisions[alike] = Decision(rule, choices, targets, results)
+        return found
 
     # -- choosing ------------------------------------------------------------------------------------------------
 
@@ -234,7 +259,9 @@ class _Propagator:
     def operand_layout(self, k: int, rule: Rule, operands: list[Value], choices: Mapping[str, Choice]) -> Layout:
         return Layout((axis, self.operand_place(k, axis, rule, operands, choices) or R) for axis in choices)
 
-    def result_layout(self, out: Value, dims: Dims, rule: Rule, operands: list[Value], choices: Mapping[str, Choice]):
+    def result_layout(
+        self, out: Value, dims: Dims, rule: Rule, targets: list[Layout], choices: Mapping[str, Choice]
+    ) -> Layout:
         places: dict[str, Placement] = {}
         for axis, choice in choices.items():
             if choice.kind == "pass":
@@ -242,7 +269,7 @@ class _Propagator:
             elif choice.kind == "cut":
                 shard = shard_for(choice.factor, dims, rule, out.shape, self.ways(choice.factor, choices))
                 places[axis] = shard or Partial(rule.reduces.get(choice.factor, "sum"))
-            elif out.differentiable and any(isinstance(value.layout[axis], Varying) for value in operands):
+            elif out.differentiable and any(isinstance(layout[axis], Varying) for layout in targets):
                 places[axis] = V
         return Layout(places)
 
@@ -261,16 +288,15 @@ class _Propagator:
                 operands[k] = self.moves.masked(operands[k], axis, reduction, node.origin)
         return operands
 
-    def emit(self, node: Node, rule: Rule, operands: list[Value], choices: Mapping[str, Choice]) -> None:
+    def emit(self, node: Node, operands: list[Value], results: list[Layout | None]) -> None:
         queue = iter(operands)
         args, kwargs = map_values((node.args, node.kwargs), lambda _: next(queue))
         new = Node(node.op, args, kwargs, [], node.origin)
-        for out, dims in zip(node.outputs, rule.results):
-            if out is None or dims is None:
+        for out, layout in zip(node.outputs, results):
+            if out is None or layout is None:
                 new.outputs.append(None)
                 continue
-            value = Value(out.name, out.dtype, out.shape, differentiable=out.differentiable, producer=new)
-            value.layout = self.result_layout(out, dims, rule, operands, choices)
+            value = Value(out.name, out.dtype, out.shape, "", out.differentiable, layout, new)
             self.env[out] = value
             new.outputs.append(value)
         self.moves.append(new)

@@ -75,11 +75,30 @@ def rule(*ops: str) -> Callable[[Builder], Builder]:
 
 
 def rule_of(node: Node) -> Rule:
-    """The rule for this call; without one, every dimension must be whole (always right, but not parallel)."""
+    """The rule for this call; without one, every dimension must be whole (always right, but not parallel).
+
+    A rule depends on the call's types and constants alone, so calls that are alike share one: the layers of a model.
+    """
     import compiler.layout.rules  # noqa: F401  (registers them; imported late because rules import this module)
 
-    builder = _REGISTRY.get(node.op)
-    return builder(node) if builder else whole(node)
+    alike = (node.op, _typed(node.args), _typed(tuple(node.kwargs.items())), _typed(tuple(node.outputs)))
+    found = _BUILT.get(alike)
+    if found is None:
+        builder = _REGISTRY.get(node.op)
+        found = _BUILT[alike] = builder(node) if builder else whole(node)
+    return found
+
+
+_BUILT: dict[Any, Rule] = {}
+
+
+def _typed(argument: Any) -> Any:
+    """The argument with each value replaced by its type; 1, 1.0 and True stay apart."""
+    if isinstance(argument, Value):
+        return argument.dtype, argument.shape
+    if isinstance(argument, (tuple, list)):
+        return tuple(map(_typed, argument))
+    return type(argument), argument
 
 
 def has_rule(op: str) -> bool:
