@@ -17,16 +17,16 @@ from compiler.emit.folder import write_folder
 from compiler.ir.graph import Graph
 from compiler.ir.verify import verify_graph
 from compiler.layout.placement import Layout, Mesh, Shard, V
+from compiler.layout.propagate import TimeMixing
 from compiler.link import Linked, link
 from compiler.passes.assign_layouts import Assigned, LayoutRequest, assign_layouts
 from compiler.passes.base import run_passes
-from compiler.passes.detach_outputs import DetachOutputs
 from compiler.passes.lift_vary import LiftVary
+from compiler.passes.lower_support import LoweringError
 from compiler.passes.pipeline import lowering
 from compiler.passes.resolve_counts import ResolveCounts
 from compiler.report.asked import Asked, asked
-from compiler.support import check_supported, explain_time_mixing
-from compiler.layout.propagate import TimeMixing
+from compiler.support import check_supported, explain_lowering, explain_time_mixing
 from runtime.context import TIME
 from runtime.program import Program
 
@@ -81,8 +81,10 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         verify_graph(graph, "capture")
         if options.watch:
             options.watch("capture", graph)
-        graph = run_passes(graph, lowering(plan), watch=options.watch)
-        graph = run_passes(graph, [DetachOutputs()], watch=options.watch)
+        try:
+            graph = run_passes(graph, lowering(plan), watch=options.watch)
+        except LoweringError as error:
+            raise explain_lowering(plan, error) from None
     with clock("layouts"):
         request = layout_request(plan, mesh, graph)
         try:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from compiler.diagnostics import Diagnostic, Diagnostics, Label, PlanError, Span, declare_codes
 from compiler.dsl.plan import Plan
+from compiler.ir.graph import Origin
 from compiler.layout.propagate import TimeMixing
+from compiler.passes.lower_support import LoweringError
 
 declare_codes(
     {
         "E201": "the plan asks for a strategy or an option that is not supported yet",
         "E202": "an operator mixes the samples of several micro-batches",
+        "E203": "an operator that cannot keep its meaning in a plan",
         "W201": "a mesh axis that no strategy uses",
     }
 )
@@ -56,11 +59,6 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
 def explain_time_mixing(plan: Plan, mixing: TimeMixing) -> PlanError:
     """The diagnostic for a model that does not keep its meaning over micro-batches."""
     origin = mixing.node.origin
-    related = []
-    if ":" in origin.source:
-        file, _, line = origin.source.rpartition(":")
-        if line.isdigit():
-            related.append(Label(Span(file, int(line), 1, int(line), 1 + len(origin.code)), "here"))
     strategy = plan.pipeline if plan.pipeline and plan.pipeline.microbatches else plan.data
     span = (strategy.given.get("microbatches") or strategy.span) if strategy else None
     where = f" in `{origin.module}`" if origin.module else ""
@@ -78,6 +76,21 @@ def explain_time_mixing(plan: Plan, mixing: TimeMixing) -> PlanError:
             "use microbatches = 1 (more data-parallel ranks, or recompute, save memory too)",
             f'or accept statistics of each part by itself: local_statistics "{origin.module or "module.path"}"',
         ),
-        related=tuple(related),
+        related=model_line(origin),
     )
     return PlanError([diagnostic], plan.sources)
+
+
+def explain_lowering(plan: Plan, error: LoweringError) -> PlanError:
+    """The diagnostic for a call that has no meaning under a plan."""
+    help = (error.help,) if error.help else ()
+    related = model_line(error.node.origin)
+    return PlanError([Diagnostic("error", "E203", error.message, plan.model.span, help=help, related=related)], plan.sources)
+
+
+def model_line(origin: Origin) -> tuple[Label, ...]:
+    """The line of the model that a node comes from, as a second place of a diagnostic."""
+    file, _, line = origin.source.rpartition(":")
+    if not line.isdigit():
+        return ()
+    return (Label(Span(file, int(line), 1, int(line), 1 + len(origin.code)), "here"),)

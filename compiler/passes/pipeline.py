@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from compiler.dsl.plan import Plan
 from compiler.passes.base import Pass
+from compiler.passes.detach_outputs import DetachOutputs
 from compiler.passes.lower_batch_norm import LowerBatchNorm
+from compiler.passes.lower_embedding import LowerEmbedding
 from compiler.passes.lower_losses import LowerLosses
 from compiler.passes.lower_mean import LowerMean
 
@@ -14,4 +16,4 @@ from compiler.passes.lower_mean import LowerMean
 def lowering(plan: Plan) -> Sequence[Pass]:
     """Operators that hide a reduction over the batch become ones whose reductions layouts can see."""
     local = tuple(pattern.text for pattern in plan.local_statistics)
-    return (LowerBatchNorm(local), LowerLosses(), LowerMean())
+    return (LowerEmbedding(), LowerBatchNorm(local), LowerLosses(), LowerMean(), DetachOutputs())
