@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 import time
 from collections import deque
@@ -15,7 +14,8 @@ from typing import Any, TextIO
 
 from runtime.checkpoint import CheckpointError, InitialWeights, checkpoints, latest, prune, step_path
 from runtime.console import Progress, StepReport, memory_bytes
-from runtime.data import Batch, DataError, Dataset, Loader, Sampler, TextBytes, open_dataset
+from runtime.data import Batch, Dataset, Loader, Sampler, open_dataset
+from runtime.ending import PATIENCE, Found, Outcome, interrupted, not_finite, summary
 from runtime.executor import StepResult
 from runtime.factory import FactoryError, resolve
 from runtime.interrupt import Interrupt
@@ -26,23 +26,11 @@ from runtime.program import load as load_program
 from runtime.session import Session
 from runtime.transport import PeerFailure, Transport, TransportError, connect, together
 
-_PATIENCE = 3  # steps in a row without a finite loss, until the run gives up
 _RECENT = 20  # steps over which the final loss is averaged, at most
 
 
 class TrainError(Exception):
     """The run cannot begin; the message says why and what to do."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended. status: the exit status. losses: the last ones, finite or not. saved: of the newest checkpoint
-    that this run wrote, the step."""
-
-    status: int
-    steps: int
-    losses: tuple[float, ...] = ()
-    saved: int | None = None
 
 
 def train(
@@ -72,7 +60,7 @@ def train(
         run = Run(program, transport, weights, stream or sys.stdout)
         outcome = run.train(resume)
         if transport.rank == 0:
-            run.close(outcome, plan or Path(folder) / "plan.plan")
+            run.close(outcome, str(plan or Path(folder) / "plan.plan"))
         return outcome.status
     except (ProgramError, FactoryError, CheckpointError, TrainError) as error:  # The same on every rank.
         if transport.rank == 0:
@@ -205,7 +193,7 @@ class Run:
             bad = 0 if math.isfinite(result.loss) else bad + 1
             if bad == 1 and reporter is not None:
                 reporter.progress.message(f"warning: step {step + 1}: the loss is {result.loss}")
-            if bad == _PATIENCE:
+            if bad == PATIENCE:
                 return Outcome(1, session.steps, tuple(losses), saved)
             stop = interrupt.agreed()
             # A state that is not finite is worth nothing: the last good checkpoint stays the newest.
@@ -224,22 +212,19 @@ class Run:
         if self.first:
             prune(self.directory, int(self.options["keep"]))
 
-    def checkpoint(self, outcome: Outcome) -> Path | None:
-        return None if outcome.saved is None else step_path(self.directory, outcome.saved)
-
     # -- end -----------------------------------------------------------------------------------------------------
 
-    def close(self, outcome: Outcome, plan: str | Path) -> None:
+    def close(self, outcome: Outcome, plan: str) -> None:
         """What there is to say at the end, on rank 0."""
-        if outcome.status == 1:
-            self.say(not_finite(self.program, outcome))
-        elif outcome.status > 128:
-            name = signal.Signals(outcome.status - 128).name
-            on = f"; --resume goes on from {self.checkpoint(outcome)}" if outcome.saved is not None else ""
-            self.say(f"stopped by {name} after step {outcome.steps}{on}")
-        elif outcome.losses:
-            for line in summary(self, outcome, str(plan)):
-                self.say(line)
+        found = Found(self.log_path, None if outcome.saved is None else step_path(self.directory, outcome.saved))
+        if outcome.status > 128:
+            lines = interrupted(outcome, found)
+        elif outcome.status:
+            lines = [not_finite(self.program, outcome)]
+        else:
+            lines = summary(self.program, self.dataset, outcome, found, plan) if outcome.losses else []
+        for line in lines:
+            self.say(line)
 
 
 @dataclass
@@ -297,37 +282,3 @@ def batch_unit(program: Program) -> tuple[str, int]:
         if spec.batch_dim == 0 and len(spec.shape) == 2 and spec.dtype == "int64":
             return "tokens", spec.shape[1]
     return "samples", 1
-
-
-def not_finite(program: Program, outcome: Outcome) -> str:
-    """Why a run gave up, and what may help."""
-    clip = "" if program.clip else ", or add `clip grad_norm = 1.0`"
-    return (
-        f"stopped after step {outcome.steps}: the loss was not finite ({outcome.losses[-1]}) for {_PATIENCE} steps in a "
-        f"row. Try a smaller learning rate or a longer warmup (optimizer {{ lr, warmup }}){clip}."
-    )
-
-
-def summary(run: Run, outcome: Outcome, plan: str) -> list[str]:
-    """The lines at the end of a run that went well: what was reached, where it is, and what to try next."""
-    mean = math.fsum(outcome.losses) / len(outcome.losses)
-    over = f"mean of the last {len(outcome.losses)} steps" if len(outcome.losses) > 1 else "the last step's"
-    lines = []
-    if isinstance(run.dataset, TextBytes):
-        entropy = run.dataset.unigram_entropy()
-        lines.append(f"loss {mean:.2f} nats/byte ({over}); byte frequencies alone reach {entropy:.2f}, the unigram entropy")
-    else:
-        lines.append(f"loss {mean:.4g} ({over})")
-    lines.append(f"log         {run.log_path}")
-    if outcome.saved is not None:
-        lines.append(f"checkpoint  {run.checkpoint(outcome)}")
-    axis = next(iter(run.program.mesh), None)
-    other = f" --set {axis}={2 * run.program.mesh[axis]}" if axis is not None else ""
-    hints = [
-        (f"planc inspect {plan}", "every value with its layout, every communication"),
-        (f"planc verify {plan}{other}", "compare with one device: loss, gradients, parameters"),
-        (f"planc run {plan}{other or ' --set batch=32'}", "the same training, divided differently"),
-    ]
-    width = max(len(command) for command, _ in hints)
-    lines += ["", "Try next:", *(f"  {command:<{width}}   # {why}" for command, why in hints)]
-    return lines

@@ -84,7 +84,7 @@ def join(folder: Path, ranks: int) -> None:
 
 
 def index_of(folder: Path) -> Metadata:
-    """The index of a checkpoint. Raises CheckpointError if it is missing or damaged, or a file it names is too short."""
+    """The index of a checkpoint. Raises CheckpointError if it is missing or damaged, or one of its files cut short."""
     try:
         metadata = FileSystemReader(folder).read_metadata()
         ends: dict[str, int] = {}

@@ -19,9 +19,14 @@ def together(transport: Transport, error: type[Exception], what: str) -> Iterato
         yield
     except Exception as caught:  # Whatever it is, the other ranks must not wait in vain.
         failure = caught
-    text = None if failure is None else str(failure) or type(failure).__name__
-    reports = transport.gather_objects(text)
+    reports = transport.gather_objects(None if failure is None else _told(failure))
     for rank, report in enumerate(reports):
         if report is not None:
             before = what + (f" (rank {rank})" if len(set(reports)) > 1 else "")
             raise error(f"{before}: {report}" if before else report) from failure
+
+
+def _told(error: Exception) -> str:
+    """The message alone where it is written for people: our own, and the system's about files."""
+    ours = type(error).__module__.partition(".")[0] == "runtime" or isinstance(error, OSError)
+    return str(error) if ours else f"{type(error).__name__}: {error}"

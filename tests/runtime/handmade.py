@@ -62,7 +62,8 @@ TRAIN = {
 
 
 def write_program(
-    folder: Path, dp: int = 1, tp: int = 1, rows: int = 12, dtype: str = "float64", total: int | None = None, **train: Any
+    folder: Path, dp: int = 1, tp: int = 1, rows: int = 12, dtype: str = "float64", total: int | None = None,
+    **train: Any,
 ) -> Program:  # fmt: skip
     """A program folder for a mesh, loaded again. `train` replaces options of the plan's `train { … }`; `total`: the
     steps in which the learning rate falls, if not those of the run."""

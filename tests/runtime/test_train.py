@@ -343,7 +343,8 @@ def test_a_failing_process_is_reported():
     """The launcher names the rank, and no process is left."""
     write_bigram(Path("build/p"), 2, steps=5)
     code = Path("build/p/segments/net.py")
-    code.write_text(code.read_text().replace("def real(x):", "assert ctx.coords['dp'] == 0, 'broken'\n    def real(x):"))
+    broken = "assert ctx.coords['dp'] == 0, 'broken'\n    def real(x):"
+    code.write_text(code.read_text().replace("def real(x):", broken))
     with start("build/p") as process:
         out, err = process.communicate()
     assert process.returncode == 1
