@@ -1,0 +1,89 @@
+"""Building the model without its memory: every tensor is fake (a shape and a dtype, on "the CPU")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from runtime.factory import FactoryError, build
+
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+@dataclass
+class Built:
+    """A model whose tensors are fake (of `mode`), or, where its constructor looks at values, real (`mode` None)."""
+
+    model: nn.Module
+    mode: FakeTensorMode | None
+
+
+def build_model(factory: str, options: Mapping[str, object], base: str | None, dtype: torch.dtype | None) -> Built:
+    """Call the factory. Raises FactoryError.
+
+    Fake tensors on the CPU rather than meta ones: code that makes tensors without naming a device then mixes with the
+    parameters as it does in eager. A constructor that reads a value (`.item()`) cannot run on them: it gets real ones.
+    """
+    if dtype is not None and dtype.is_floating_point:
+        torch.set_default_dtype(dtype)
+    mode = FakeTensorMode()
+    try:
+        with mode:
+            return Built(_converted(build(factory, options, base), dtype), mode)
+    except FactoryError as error:
+        if not _needs_values(error):
+            raise
+    return Built(_converted(build(factory, options, base), dtype), None)
+
+
+def _needs_values(error: FactoryError) -> bool:
+    """Whether a constructor failed because there are no values, rather than by its own fault."""
+    cause = error.__cause__
+    if cause is None:
+        return False
+    module = type(cause).__module__
+    text = str(cause)
+    return module.startswith(("torch._subclasses", "torch.fx")) or "Fake" in text or "fake" in text or "meta" in text
+
+
+def _converted(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """Every floating parameter and buffer in `dtype`; ties stay ties."""
+    if dtype is None:
+        return model
+    done: dict[int, Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None or not tensor.is_floating_point() or tensor.dtype == dtype:
+                    continue
+                if id(tensor) not in done:
+                    new = tensor.detach().to(dtype)
+                    keep = isinstance(tensor, nn.Parameter)
+                    done[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if keep else new
+                table[name] = done[id(tensor)]
+    return model
+
+
+def canonical_names(model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
+    """(every parameter and buffer name → the first name of that tensor, only those whose first name is another)."""
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
+        names[name] = first.setdefault(id(tensor), name)
+    return names, {name: known for name, known in names.items() if name != known}
+
+
+def module_tables(model: nn.Module) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """(module path → class name, container path → its children's paths)."""
+    classes, lists = {}, {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        classes[path] = type(module).__name__
+        if isinstance(module, CONTAINERS):
+            prefix = f"{path}." if path else ""
+            lists[path] = [prefix + name for name, _ in module.named_children()]
+    return classes, lists

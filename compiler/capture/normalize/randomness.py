@@ -1,0 +1,77 @@
+"""Randomness: dropout in its forms becomes `planc.dropout` with a call site; there is no other source of randomness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compiler.capture.failures import Unsupported
+from compiler.capture.normalize.builder import Builder, Call, handler
+from compiler.ir.graph import Value
+
+RANDOM = """
+    rand rand_like randn randn_like randint randint_like randperm bernoulli multinomial normal normal_functional uniform
+    exponential geometric log_normal cauchy random poisson binomial rrelu rrelu_with_noise rrelu_with_noise_functional
+    rrelu_with_noise_functional alpha_dropout feature_alpha_dropout _fused_dropout _sample_dirichlet _standard_gamma
+""".split()
+
+
+def is_random(op: str) -> bool:
+    """Whether an operator draws random numbers in a way that planc cannot reproduce."""
+    name = op.split(".")[1]
+    return name in RANDOM or name.rstrip("_") in RANDOM
+
+
+def dropped(b: Builder, x: Value, p: float) -> Value:
+    """x with elements dropped with probability p."""
+    if p == 0:
+        return x
+    if p == 1:
+        return b.emit("aten.mul.Tensor", (x, 0.0), x.dtype, x.shape)  # not `full`: it has a gradient (zero) in eager
+    return b.emit("planc.dropout", (x, p, b.site()), x.dtype, x.shape)
+
+
+@handler("dropout.default")
+def dropout(b: Builder, call: Call) -> Value:
+    return dropped(b, call.x, call["p"]) if call["train"] else call.x
+
+
+@handler("native_dropout.default")
+def native_dropout(b: Builder, call: Call) -> list[Value | None]:
+    if call.node.outputs[1] is not None:
+        raise Unsupported("the mask of a dropout is used by itself", b.origin, "E121")
+    train = call["train"] is None or call["train"]
+    return [dropped(b, call.x, call["p"]) if train else call.x, None]
+
+
+@handler("feature_dropout.default")
+def feature_dropout(b: Builder, call: Call) -> Value:
+    """Whole channels are dropped: the same bit for all of [N, C, …]."""
+    x, p = call.x, call["p"]
+    if not call["train"] or p == 0:
+        return x
+    channels = (*x.shape[:2], *[1] * (len(x.shape) - 2))
+    factor = dropped(b, b.full(channels, 1, x.dtype), p)
+    return b.emit("aten.mul.Tensor", (x, factor), x.dtype, x.shape)
+
+
+def refuse(b: Builder, call: Call) -> Any:
+    name = call.node.op.split(".")[1].strip("_")
+    if call.named.get("train") is False or call.named.get("training") is False:
+        if "dropout" in name:
+            return call.x
+        return b.keep(call)
+    if call.named.get("p") == 0 and "dropout" in name:
+        return call.x
+    raise Unsupported(f"`{name}` draws random numbers", b.origin, "E121")
+
+
+def _register() -> None:
+    import torch
+
+    for name in RANDOM:
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            handler(*(f"{name}.{overload}" for overload in packet.overloads()))(refuse)
+
+
+_register()

@@ -1,0 +1,126 @@
+"""What to capture, and what capture answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from compiler.diagnostics import Span
+from compiler.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from compiler.dsl.plan import Plan
+
+
+@dataclass(frozen=True)
+class Input:
+    """One tensor that the model's forward takes by name. `dtype` is a torch name ("int64")."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    batch_dim: int | None = 0
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """The model, its inputs, and what to do with it.
+
+    - `factory`, `options`, `base`: see `runtime.factory.build`.
+    - `loss`: None if forward returns the loss, else a function and its options, called as
+      `function(outputs, batch, **options)` with what forward returned and the batch as a dict. It returns the loss, or
+      a dict with "loss" and metrics.
+    - `dtype`: convert floating parameters, buffers and inputs to it. With "float64", for verification, also the casts
+      to narrower types that the model writes out become casts to float64.
+    - `opaque`, `freeze`: patterns of module paths to run as they are, and of parameters to leave untrained.
+    - `keep_outputs`: keep every output as "output:NAME" and ask for no loss (programs that only go forward).
+    - `span`, `option_spans`, `loss_span`: places in the plan for diagnostics; `sources` are the texts they are in.
+    """
+
+    factory: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    base: str | None = None
+    inputs: Sequence[Input] = ()
+    loss: tuple[str, Mapping[str, Any]] | None = None
+    dtype: str | None = None
+    opaque: Sequence[Any] = ()
+    freeze: Sequence[Any] = ()
+    keep_outputs: bool = False
+    span: Span | None = None
+    option_spans: Mapping[str, Span] = field(default_factory=dict)
+    loss_span: Span | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def from_plan(plan: Plan, rows_multiple: int = 1, dtype: str | None = None) -> CaptureRequest:
+        """What a plan asks for. Batch dimensions are rounded up to a multiple of `rows_multiple`."""
+        return CaptureRequest(
+            factory=plan.model.factory,
+            options=dict(plan.model.options),
+            base=str(plan.model.folder.resolve()),
+            inputs=tuple(_rounded(spec, rows_multiple) for spec in plan.inputs),
+            loss=(plan.loss.factory, dict(plan.loss.options)) if plan.loss is not None else None,
+            dtype=dtype,
+            opaque=plan.opaque,
+            freeze=plan.freeze,
+            keep_outputs=plan.mode == "forward" and plan.loss is None,
+            span=plan.model.factory_span,
+            option_spans=dict(plan.model.option_spans),
+            loss_span=plan.loss.factory_span if plan.loss is not None else None,
+            sources=plan.sources,
+        )
+
+
+def _rounded(spec: Any, multiple: int) -> Input:
+    shape = list(spec.shape)
+    if spec.batch_dim is not None:
+        shape[spec.batch_dim] = -(-shape[spec.batch_dim] // multiple) * multiple
+    return Input(spec.name, spec.dtype, tuple(shape), spec.batch_dim, spec.span)
+
+
+@dataclass(frozen=True)
+class ParameterInfo:
+    """`used`: the loss or another output depends on it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+    used: bool
+
+
+@dataclass(frozen=True)
+class BufferInfo:
+    """`persistent`: part of the model's state dict. `mutated`: the forward gives it a new value."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    persistent: bool
+    mutated: bool
+
+
+@dataclass
+class Captured:
+    """A model as a graph, and what the graph does not say about it.
+
+    - `parameters`, `buffers`: by logical name, in the model's order, tied ones once.
+    - `constants`: real tensors that the graph uses and that have no name in the model.
+    - `ties`: other names of parameters and buffers → the name they go by.
+    - `modules`: module path → class name. `lists`: path of each ModuleList, Sequential and ModuleDict → the paths of its
+      children.
+    - `notes`: what the user should know (an output that was dropped).
+    """
+
+    graph: Graph
+    parameters: dict[str, ParameterInfo]
+    buffers: dict[str, BufferInfo]
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    ties: dict[str, str] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
