@@ -84,6 +84,11 @@ def show_warnings(diagnostics: Sequence, sources: dict) -> None:  # type: ignore
         print(render(diagnostics, sources, color=sys.stderr.isatty()), file=sys.stderr)
 
 
+def terminal() -> Console:
+    """Standard output; tables may be wide where it is no terminal."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=140)
+
+
 def do_check(options: argparse.Namespace) -> int:
     from compiler.dsl import load
 
@@ -130,7 +135,7 @@ def do_compile(options: argparse.Namespace) -> int:
         print(json.dumps(compilation_json(compilation, folder), indent=2))
     else:
         show_warnings(compilation.warnings, dict(compilation.plan.sources))
-        print_compilation(Console(highlight=False, soft_wrap=True), compilation, folder)
+        print_compilation(terminal(), compilation, folder)
     return 0
 
 
@@ -223,7 +228,7 @@ def do_run(options: argparse.Namespace) -> int:
     compilation = compile(options.plan, options.sets)
     folder = compilation.write(output_folder(options, compilation.program.name))
     show_warnings(compilation.warnings, dict(compilation.plan.sources))
-    print_compilation(Console(highlight=False, soft_wrap=True), compilation, folder)
+    print_compilation(terminal(), compilation, folder)
     arguments = ["-m", "runtime", str(folder), *(["--resume"] if options.resume else [])]
     return launch(compilation.program.world, arguments)
 

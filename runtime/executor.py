@@ -234,6 +234,8 @@ class Executor:
         if "grad_norm" in clip:
             self.norm = self.global_norm()
             self.coefficient = clip_coefficient(self.norm, clip["grad_norm"])
+            if not self.optimizers:  # else the optimizer scales them as it reads them
+                torch._foreach_mul_(gradients, self.coefficient)
 
     def global_norm(self) -> Tensor:
         """The 2-norm of all gradients; where parameters are cut over axes, their parts are summed over those."""

@@ -158,7 +158,7 @@ class Session:
         return self.state.parameters
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's parts of the last step's reduced gradients, by parameter name (before clipping by norm)."""
+        """This rank's parts of the last step's reduced gradients, by parameter name (clipped, if the plan clips)."""
         return self.state.gradient_views
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -127,8 +127,8 @@ def run_reference(
             value.backward()
             found.losses.append(value.item())
             found.metrics.append(metrics)
-            found.gradients.append({n: p.grad.clone() for n, p in named.items() if p.grad is not None})
             clip(program, list(named.values()))
+            found.gradients.append({n: p.grad.clone() for n, p in named.items() if p.grad is not None})
             if optimizer is not None:
                 for group in optimizer.param_groups:
                     group["lr"] = schedule(step)

@@ -18,6 +18,7 @@ is moved through its producer, so that each rank makes only its part.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from compiler.ir.graph import Graph, Node, Origin, Value, map_values
@@ -151,7 +152,7 @@ class Redistributor:
         wanted, now = (shard_axes(layout, place, self.mesh) for layout in (target, value.layout))
         uneven = any(is_padded(value.shape, layout, place, self.mesh) for layout in (target, value.layout))
         nested = wanted[: len(now)] == now[: len(wanted)] and not uneven
-        return value if nested or not now else self.gather(value, now[0], R, origin)
+        return value if nested or not now else self.gather(value, now[0], Layout(), origin)
 
     def communicate(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
         """Communicate what is partial or cut."""
@@ -163,17 +164,17 @@ class Redistributor:
         if isinstance(now, Shard):
             if isinstance(place, Shard) and self.can_exchange(value, axis, target):
                 return self.step("planc.all_to_all", value, {axis: place}, (axis, now.dim, place.dim), origin)
-            return self.gather(value, axis, place, origin)
+            return self.gather(value, axis, target, origin)
         return value
 
-    def gather(self, value: Value, axis: str, place: Placement, origin: Origin) -> Value:
+    def gather(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
         """Axes that cut one factor together nest: an outer one is gathered together with those inside it."""
         now = value.layout[axis]
         assert isinstance(now, Shard)
         shared = shard_axes(value.layout, now, self.mesh)
         uneven = is_padded(value.shape, value.layout, now, self.mesh)
         axes = shared if uneven else shared[shared.index(axis) :]
-        whole = V if isinstance(place, Varying) and value.differentiable else R
+        whole = V if value.differentiable and all(target[other] == V for other in axes) else R
         args = (axes, *self.cut(value, now, axes))
         return self.step("planc.all_gather", value, dict.fromkeys(axes, whole), args, origin)
 
@@ -189,7 +190,7 @@ class Redistributor:
 
     def casts(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
         now, place = value.layout[axis], target[axis]
-        if isinstance(place, (Varying, Partial)) and isinstance(now, Replicate) and value.differentiable:
+        if isinstance(now, Replicate) and value.differentiable and self.is_term(value, axis, target):
             value = self.step("planc.vary", value, {axis: V}, (axis,), origin)
         if isinstance(place, Varying) and not value.differentiable:
             return self.step("planc.alias", value, {axis: V}, (), origin)
@@ -197,13 +198,24 @@ class Redistributor:
             return self.step("planc.first", value, {axis: P}, (axis,), origin)
         return value
 
+    def is_term(self, value: Value, axis: str, target: Layout) -> bool:
+        """Whether the gradient is to be a term of a sum on the axis: also where it is cut, unevenly and so in one go,
+        together with an axis on which it is one."""
+        place = target[axis]
+        if not isinstance(place, Shard):
+            return isinstance(place, (Varying, Partial))
+        varies = any(value.layout[other] == V for other in shard_axes(target, place, self.mesh))
+        return varies and is_padded(value.shape, target, place, self.mesh)
+
     def cuts(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
-        """Cut along all axes of one factor at once: only so do uneven parts come out right."""
+        """Cut along all axes of one factor at once: only so do uneven parts come out right. (Where some are `R` and
+        some `V`, their transposes differ: one after the other, from the outermost.)"""
         place = target[axis]
         if not isinstance(place, Shard):
             return value
         shared = shard_axes(target, place, self.mesh)
-        axes = tuple(a for a in shared if isinstance(value.layout[a], (Replicate, Varying)))
+        whole = [other for other in shared if isinstance(value.layout[other], (Replicate, Varying))]
+        axes = tuple(itertools.takewhile(lambda other: value.layout[other] == value.layout[whole[0]], whole))
         args = (axes, *self.cut(value, place, axes))
         return self.step("planc.shard", value, dict.fromkeys(axes, place), args, origin)
 

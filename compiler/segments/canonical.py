@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.ir.graph import Graph, Node, Value, map_values
+from compiler.ir.graph import Graph, Node, Origin, Value, map_values
 from compiler.ir.text import print_graph
 from compiler.segments.split import Segment
 
@@ -26,7 +26,7 @@ def canonical(segment: Segment) -> Graph:
         if node.op in SITED:
             at = SITED[node.op]
             args = (*args[:at], args[at] - base if args[at] is not None else None, *args[at + 1 :])
-        copy = Node(node.op, args, kwargs, [], node.origin)
+        copy = Node(node.op, args, kwargs, [], any_element(node.origin, segment.unit))
         for out in node.outputs:
             if out is None:
                 copy.outputs.append(None)
@@ -37,6 +37,15 @@ def canonical(segment: Segment) -> Graph:
         graph.nodes.append(copy)
     graph.outputs = {f"out{k}": env[value] for k, value in enumerate(segment.outputs)}
     return graph
+
+
+def any_element(origin: Origin, unit: str) -> Origin:
+    """The origin for all elements of a list: "layers.*.attn" for "layers.3.attn"."""
+    head, _, last = unit.rpartition(".")
+    inside = origin.module == unit or origin.module.startswith(f"{unit}.")
+    if not (inside and last.isdigit()):
+        return origin
+    return Origin(f"{head}.*{origin.module[len(unit):]}", origin.source, origin.code)
 
 
 def first_site(segment: Segment) -> int:
