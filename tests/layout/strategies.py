@@ -1,0 +1,51 @@
+"""Random meshes, and random layouts that are legal on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from compiler.ir.graph import Value
+from compiler.layout.placement import Layout, Mesh, P, Placement, R, Shard, V, normal
+
+AXES = ("dp", "tp", "cp")
+
+
+@st.composite
+def meshes(draw: st.DrawFn, most: int = 2) -> Mesh:
+    """One or two axes of 1 to 4 ranks (at most 8 together)."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=most).filter(lambda sizes: math.prod(sizes) <= 8))
+    return Mesh(tuple(zip(AXES, sizes)))
+
+
+def factorizations(draw: st.DrawFn, size: int) -> list[int]:
+    """The dimension as a product of one to three factors."""
+    factors = []
+    while size > 1 and len(factors) < 2 and draw(st.integers(0, 3)) == 0:
+        factor = draw(st.sampled_from([k for k in range(2, size + 1) if size % k == 0]))
+        factors.append(factor)
+        size //= factor
+    return [*factors, size]
+
+
+@st.composite
+def layouts(draw: st.DrawFn, value: Value, mesh: Mesh) -> Layout:
+    """Cuts of any dimension at any factor, several axes at one factor too; `V` and `P` for what can be learnt."""
+    dims = [factorizations(draw, size) for size in value.shape]
+    places = [(dim, k) for dim, factors in enumerate(dims) for k, size in enumerate(factors) if size > 1]
+    picked: dict[str, tuple[int, int] | Placement] = {}
+    for axis in mesh.names:
+        whole: Sequence[Placement] = (R, V, P) if value.differentiable else (R,)
+        cut = places and draw(st.integers(0, 3)) != 0
+        picked[axis] = draw(st.sampled_from(places)) if cut else draw(st.sampled_from(whole))
+    found: dict[str, Placement] = {}
+    for axis, place in picked.items():
+        if isinstance(place, tuple):
+            dim, k = place
+            ways = math.prod(mesh.size(other) for other, at in picked.items() if at == place)
+            outer, unit = math.prod(dims[dim][:k]), math.prod(dims[dim][k + 1 :])
+            place = normal(Shard(dim, outer, unit), value.shape[dim], ways)
+        found[axis] = place
+    return Layout(found)

@@ -1,0 +1,50 @@
+"""Every rule against the operator itself: random sizes, random layouts, results and gradients on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from compiler.layout.rule import has_rule
+from tests.layout.differential import Program, check
+from tests.layout.operators import CALLS
+from tests.layout.strategies import layouts, meshes
+
+bounded = settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],  # no shrinking: the examples are small already
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+def as_program(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    """A graph of one node; a tensor that is used twice is one input."""
+    program, inputs = Program(), {}
+
+    def value(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if id(item) not in inputs:
+                inputs[id(item)] = program.input(item.detach().requires_grad_(item.requires_grad))
+            return inputs[id(item)]
+        return tuple(map(value, item)) if isinstance(item, tuple) else item
+
+    program.call(op, *map(value, args), **kwargs)
+    return program
+
+
+@pytest.mark.parametrize("name", CALLS)
+@given(data=st.data())
+@bounded
+def test_local_work_is_the_global_operator(name: str, data: st.DataObject):
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    program = as_program(*CALLS[name](lambda low, high: data.draw(st.integers(low, high))))
+    mesh = data.draw(meshes())
+    chosen = {value: data.draw(layouts(value, mesh)) for value in program.graph.inputs}
+    check(program, mesh, chosen)
