@@ -59,9 +59,10 @@ def summary(program: Program, dataset: Dataset, outcome: Outcome, found: Found, 
     lines.append(f"log         {found.log}")
     if found.checkpoint is not None:
         lines.append(f"checkpoint  {found.checkpoint}")
-    hints = next_commands(program, outcome, found, plan)
-    width = max(map(len, hints))
-    return [*lines, "", "Try next:", *(f"  {command:<{width}}   # {why}" for command, why in hints.items())]
+    lines += ["", "Try next:"]
+    for command, why in next_commands(program, outcome, found, plan).items():
+        lines += [f"  {command}", f"      {why}"]
+    return lines
 
 
 def next_commands(program: Program, outcome: Outcome, found: Found, plan: str) -> dict[str, str]:
