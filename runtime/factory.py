@@ -36,13 +36,16 @@ class FactoryError(Exception):
     """A factory cannot be found or called.
 
     `what` is wrong, `why`, and a `suggestion` ("" if there is none). `option` names the option at fault; `place` is
-    the (file, line) in the user's own code where it happened.
+    the (file, line) in the user's own code where it happened. `kind` is "path" (there is no such factory), "options"
+    (they do not fit) or "call" (it failed).
     """
 
     def __init__(
-        self, what: str, why: str = "", suggestion: str = "", option: str = "", place: tuple[str, int] | None = None
-    ):
+        self, what: str, why: str = "", suggestion: str = "", option: str = "",
+        place: tuple[str, int] | None = None, kind: str = "path",
+    ):  # fmt: skip
         self.what, self.why, self.suggestion, self.option, self.place = what, why, suggestion, option, place
+        self.kind = kind
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -66,6 +69,7 @@ def build(factory: str, options: Mapping[str, Any], base: str | None = None) -> 
             f"`{factory}` is not a model factory",
             f"it returned {_described(model)}, not a torch.nn.Module",
             "name the module's class, or a function that returns a module",
+            kind="call",
         )
     name_plain_tensors(model)
     return model
@@ -108,14 +112,32 @@ def check_arguments(factory: str, make: Callable[..., Any], arguments: Mapping[s
                 "it takes " + (", ".join(f"`{n}`" for n in named) or "no options"),
                 _did_you_mean(name, named),
                 option=name,
+                kind="options",
             )
     required = [n for n in named if parameters[n].default is inspect.Parameter.empty]
     missing = [name for name in required if name not in arguments]
     if missing:
         listed = ", ".join(f"`{name}`" for name in missing)
         raise FactoryError(
-            f"`{factory}` needs {listed}", "the plan does not give a value", f"add `{missing[0]} = …` to its options"
+            f"`{factory}` needs {listed}",
+            "the plan does not give a value",
+            f"add `{missing[0]} = …` to its options",
+            kind="options",
         )
+
+
+def forward_arguments(model: nn.Module) -> tuple[list[str], list[str], bool]:
+    """(names of forward's arguments, those without a default, whether it takes any other name too)."""
+    parameters = inspect.signature(model.forward).parameters
+    named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    required = [name for name, p in named.items() if p.default is inspect.Parameter.empty]
+    return list(named), required, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def forward_inputs(model: nn.Module, names: Iterable[str], has_loss: bool) -> list[str]:
+    """The inputs that are passed to forward: all of them, or with a `loss` function those that forward takes."""
+    named, _, takes_any = forward_arguments(model)
+    return [name for name in names if not has_loss or takes_any or name in named]
 
 
 def name_plain_tensors(model: nn.Module) -> None:
@@ -219,7 +241,12 @@ def _call(factory: str, make: Callable[..., Any], arguments: Mapping[str, Any]) 
         raise
     except Exception as error:
         raise FactoryError(
-            f"`{factory}` failed when it was called", _short(error), "", _option_in(error, arguments), user_place(error)
+            f"`{factory}` failed when it was called",
+            _short(error),
+            "",
+            _option_in(error, arguments),
+            user_place(error),
+            "call",
         ) from error
 
 
@@ -237,14 +264,17 @@ def _configuration(factory: str, module: ModuleType, name: str, options: Mapping
     if not callable(make):
         configs = [item for item in dir(module) if item.endswith("Config")]
         raise FactoryError(
-            f"`{module.__name__}` has no configuration `{name}`", "", _did_you_mean(name, configs), option="config"
-        )
+            f"`{module.__name__}` has no configuration `{name}`", "", _did_you_mean(name, configs), option="config",
+            kind="options",
+        )  # fmt: skip
     given = {key: value for key, value in options.items() if key != "config"}
     known = _known_options(make)
     for key in given:
         # Such a class takes any name and keeps it: a misspelled option would silently do nothing.
         if known is not None and key not in known and key not in CONFIG_DEFAULTS:
-            raise FactoryError(f"`{name}` has no option `{key}`", "", _did_you_mean(key, known), option=key)
+            raise FactoryError(
+                f"`{name}` has no option `{key}`", "", _did_you_mean(key, known), option=key, kind="options"
+            )
     defaults = CONFIG_DEFAULTS if known is None or "use_cache" in known or _takes_any(make) else {}
     return _call(f"{module.__name__}:{name}", make, {**defaults, **given})
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from compiler.capture.failures import explain
+from compiler.capture import failures
+from compiler.capture.checks import check_inputs, check_learns, check_loss, check_model, check_names, check_patterns, loss_hints
+from compiler.capture.failures import OutputError, Unsupported
 from compiler.capture.importer import dtype_name, import_program
 from compiler.capture.model import Built, build_model, canonical_names, module_tables
 from compiler.capture.normalize import normalize
@@ -18,9 +21,8 @@ from compiler.capture.origins import Origins
 from compiler.capture.quiet import preserved, quiet
 from compiler.capture.request import BufferInfo, Captured, CaptureRequest, Input, ParameterInfo
 from compiler.capture.wrapper import Exported
-from compiler.diagnostics import PlanError
 from compiler.ir.graph import Graph
-from runtime.factory import resolve
+from runtime.factory import FactoryError, resolve
 
 PREFIX = "model"
 """The model's path inside what is exported."""
@@ -31,28 +33,31 @@ def capture(request: CaptureRequest) -> Captured:
     with preserved(), quiet():
         try:
             return _capture(request)
-        except PlanError:
-            raise
-        except Exception as error:
-            found = explain(error, request)
-            if found is None:
-                raise
-            raise PlanError(found, request.sources) from error
+        except Unsupported as failure:
+            raise failures.unsupported(failure, request) from failure
 
 
 def _capture(request: CaptureRequest) -> Captured:
     dtype = getattr(torch, request.dtype) if request.dtype else None
-    loss = resolve(request.loss[0], request.base) if request.loss else None
-    built = build_model(request.factory, request.options, request.base, dtype)
+    built, loss = load(request, dtype)
     model = built.model
-    program, exported = export(built, request, loss, dtype)
+    check_model(model, request)
+    check_inputs(model, request)
+    check_loss(loss, request)
+    check_patterns(model, request)
+    exported = Exported(
+        model, [spec.name for spec in request.inputs], loss, request.loss[1] if request.loss else {},
+        request.keep_outputs, request.dtype == "float64",
+    )  # fmt: skip
+    program = trace(exported, built, request, dtype)
     names, ties = canonical_names(model)
-    inputs = [spec.name for spec in request.inputs]
+    check_names(names, request)
     imported = import_program(
-        program, inputs, exported.outputs.roles, names, lambda name: not matches(request.freeze, name),
-        Origins(model, PREFIX),
+        program, [spec.name for spec in request.inputs], exported.outputs.roles, names,
+        lambda name: not matches(request.freeze, name), Origins(model, PREFIX),
     )  # fmt: skip
     graph = normalize(imported.graph, imported.constants)
+    check_learns(graph, model, request)
     classes, lists = module_tables(model)
     return Captured(
         graph,
@@ -66,26 +71,63 @@ def _capture(request: CaptureRequest) -> Captured:
     )
 
 
-def export(built: Built, request: CaptureRequest, loss: Any, dtype: torch.dtype | None) -> tuple[ExportedProgram, Exported]:
+def load(request: CaptureRequest, dtype: torch.dtype | None) -> tuple[Built, Callable[..., Any] | None]:
+    """The model, and the loss function if the plan names one."""
+    span = request.loss_span
+    try:
+        loss = resolve(request.loss[0], request.base) if request.loss else None
+        span = request.span
+        return build_model(request.factory, request.options, request.base, dtype), loss
+    except FactoryError as failure:
+        raise failures.factory_failure(failure, request, span) from failure
+
+
+def trace(exported: Exported, built: Built, request: CaptureRequest, dtype: torch.dtype | None) -> ExportedProgram:
     """Trace the model with its loss; mutation is made functional, composite operators stay whole."""
-    widen = request.dtype == "float64"
-    names = [spec.name for spec in request.inputs]
-    options = request.loss[1] if request.loss else {}
-    exported = Exported(built.model, names, loss, options, request.keep_outputs, widen)
-    if built.mode is not None:
-        with built.mode:
-            examples = tuple(example(spec, dtype) for spec in request.inputs)
-            program = torch.export.export(exported, examples, strict=False)
-    else:
-        examples = tuple(example(spec, dtype) for spec in request.inputs)
-        program = torch.export.export(exported, examples, strict=False)
-    return program.run_decompositions({}), exported
+    context = built.mode or contextlib.nullcontext()
+
+    def examples() -> tuple[Tensor, ...]:
+        return tuple(example(spec, dtype) for spec in request.inputs)
+
+    def eager() -> BaseException | None:
+        """How the model fails without being traced, if it does."""
+        with preserved(), context:
+            batch = dict(zip(exported.names, examples()))
+            try:
+                exported.call(batch)
+            except Exception as failure:
+                return None if type(failure).__module__.startswith("torch._subclasses") else failure
+        return None
+
+    try:
+        with context:
+            program = torch.export.export(exported, examples(), strict=False)
+        check_constants(program, exported.model)
+        return program.run_decompositions({})
+    except Exception as failure:
+        try:
+            raise failures.trace_failure(failure, request, eager) from failure
+        except OutputError as output:
+            raise failures.no_loss(output, request, loss_hints(built.model, request)) from failure
 
 
 def example(spec: Input, dtype: torch.dtype | None) -> Tensor:
     """A tensor of the input's type; each input has its own, for one object given twice would be taken for one input."""
     own = getattr(torch, spec.dtype)
     return torch.zeros(spec.shape, dtype=dtype if dtype is not None and own.is_floating_point else own)
+
+
+def check_constants(program: ExportedProgram, model: nn.Module) -> None:
+    """Tensors that the model holds without a name have no values here. Raises Unsupported."""
+    for node in program.graph.nodes:
+        spec = {s.arg.name: s for s in program.graph_signature.input_specs}.get(node.name) if node.op == "placeholder" else None
+        if spec is None or spec.kind is not torch.export.graph_signature.InputKind.CONSTANT_TENSOR:
+            continue
+        tensor = program.constants[spec.target]
+        if isinstance(tensor, torch._subclasses.FakeTensor):
+            user = next(iter(node.users), node)
+            origin = Origins(model, PREFIX).of(user.meta, failures._origin(None))
+            raise Unsupported(f"the model uses a tensor {list(tensor.shape)} that is neither a parameter nor a buffer", origin, "E127")
 
 
 # -- what the graph does not say ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def is_installed(file: str) -> bool:
     path = Path(file)
     packages = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
     inside = any(path.is_relative_to(folder) for folder in packages if folder)
-    return is_torch(file) or inside or path.is_relative_to(OWN / "compiler") or path.is_relative_to(OWN / "runtime")
+    return is_torch(file) or inside or is_own(file)
 
 
 @cache
@@ -40,6 +40,17 @@ def shown(file: str) -> str:
     """The path relative to the working directory, if it lies in it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def code_at(file: str, line: int) -> str:
+    return linecache.getline(file, line).strip()
+
+
+@cache
+def is_own(file: str) -> bool:
+    """Whether a source file is planc's."""
+    path = Path(file)
+    return path.is_relative_to(OWN / "compiler") or path.is_relative_to(OWN / "runtime")
 
 
 class Origins:
@@ -61,7 +72,7 @@ class Origins:
         if place is None:
             return Origin(module)
         file, line = place
-        return Origin(module, f"{shown(file)}:{line}", linecache.getline(file, line).strip())
+        return Origin(module, f"{shown(file)}:{line}", code_at(file, line))
 
     def place(self, trace: str, paths: tuple[str, ...]) -> tuple[str, int] | None:
         """(file, line) of the innermost frame in the user's code, else in the file of the innermost module."""
@@ -79,7 +90,7 @@ def _place(trace: str, module_files: tuple[str, ...]) -> tuple[str, int] | None:
         for file, line in reversed(frames):
             if file == wanted and not is_torch(file):
                 return file, line
-    return next((frame for frame in reversed(frames) if not frame[0].startswith(str(OWN / "compiler"))), None)
+    return next((frame for frame in reversed(frames) if not is_own(frame[0])), None)
 
 
 @cache

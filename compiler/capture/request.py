@@ -38,6 +38,7 @@ class CaptureRequest:
       to narrower types that the model writes out become casts to float64.
     - `opaque`, `freeze`: patterns of module paths to run as they are, and of parameters to leave untrained.
     - `keep_outputs`: keep every output as "output:NAME" and ask for no loss (programs that only go forward).
+    - `train`: the loss will be differentiated, so something must learn.
     - `span`, `option_spans`, `loss_span`: places in the plan for diagnostics; `sources` are the texts they are in.
     """
 
@@ -50,6 +51,7 @@ class CaptureRequest:
     opaque: Sequence[Any] = ()
     freeze: Sequence[Any] = ()
     keep_outputs: bool = False
+    train: bool = True
     span: Span | None = None
     option_spans: Mapping[str, Span] = field(default_factory=dict)
     loss_span: Span | None = None
@@ -68,6 +70,7 @@ class CaptureRequest:
             opaque=plan.opaque,
             freeze=plan.freeze,
             keep_outputs=plan.mode == "forward" and plan.loss is None,
+            train=plan.mode == "train",
             span=plan.model.factory_span,
             option_spans=dict(plan.model.option_spans),
             loss_span=plan.loss.factory_span if plan.loss is not None else None,

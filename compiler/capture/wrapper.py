@@ -15,19 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-NARROW = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class OutputError(Exception):
-    """What forward returned holds no loss. `returned` describes it."""
-
-    def __init__(self, what: str, returned: str, names: Sequence[str] = ()):
-        self.what, self.returned, self.names = what, returned, tuple(names)
-        super().__init__(f"{what}: {returned}")
+from compiler.capture.failures import OutputError
+from compiler.capture.tracing import Tracing
+from runtime.factory import forward_inputs
 
 
 @dataclass
@@ -49,56 +41,22 @@ class Exported(nn.Module):
         self.model = model
         self.names, self.loss, self.options = tuple(names), loss, dict(options)
         self.keep_outputs, self.widen = keep_outputs, widen
+        self.passed = forward_inputs(model, self.names, loss is not None)
         self.outputs = Outputs()
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        batch = dict(zip(self.names, inputs))
-        with Tracing(self.widen):
-            returned = self.model(**batch)
-            if self.loss is not None:
-                returned = self.loss(returned, batch, **self.options)
+        with Tracing(self.model, self.widen):
+            returned = self.call(dict(zip(self.names, inputs)))
         outputs = self.outputs  # changed in place: export undoes what forward assigns to attributes
         outputs.notes.clear()
         named = every_output(returned) if self.keep_outputs else loss_and_metrics(returned, outputs.notes)
         outputs.roles[:] = named
         return tuple(named.values())
 
-
-class Tracing(TorchFunctionMode):
-    """Small differences between tracing and eager, made up for.
-
-    - Export reads the value of a zero-dimensional index (`x[i]`, `i` a tensor), which it does not have; indexing with
-      it as a tensor is the same.
-    - With `widen`, casts to narrower floating types become casts to float64.
-    """
-
-    def __init__(self, widen: bool):
-        super().__init__()
-        self.widen = widen
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.__getitem__ and (indices := scalar_indices(args[1])) is not None:
-            return torch.ops.aten.index.Tensor(args[0], indices)
-        if self.widen:
-            args = tuple(self.widened(item) for item in args)
-            kwargs = {key: self.widened(item) for key, item in kwargs.items()}
-            if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
-                return args[0].double()
-        return func(*args, **kwargs)
-
-    @staticmethod
-    def widened(item: Any) -> Any:
-        return torch.float64 if isinstance(item, torch.dtype) and item in NARROW else item
-
-
-def scalar_indices(index: Any) -> list[Tensor] | None:
-    """The indices, if each is an integer tensor and at least one has no dimensions."""
-    items = index if isinstance(index, tuple) else (index,)
-    integers = (torch.int64, torch.int32, torch.int16, torch.int8)
-    if not items or not all(isinstance(item, Tensor) and item.dtype in integers for item in items):
-        return None
-    return list(items) if any(item.dim() == 0 for item in items) else None
+    def call(self, batch: Mapping[str, Tensor]) -> Any:
+        """What the model, or the loss function, returns for a batch."""
+        returned = self.model(**{name: batch[name] for name in self.passed})
+        return self.loss(returned, dict(batch), **self.options) if self.loss is not None else returned
 
 
 # -- sorting outputs -----------------------------------------------------------------------------------------------------
