@@ -26,7 +26,7 @@ from compiler.passes.lower_support import LoweringError
 from compiler.passes.pipeline import lowering
 from compiler.passes.resolve_counts import ResolveCounts
 from compiler.report.asked import Asked, asked
-from compiler.support import check_supported, explain_lowering, explain_time_mixing
+from compiler.support import check_rows, check_supported, explain_lowering, explain_time_mixing
 from runtime.context import TIME
 from runtime.program import Program
 
@@ -76,6 +76,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
     mesh = plan_mesh(plan)
     with clock("capture"):
         captured = capture(capture_request(plan, mesh, options))
+        check_rows(plan, captured, batch_rows(plan), batch_ways(plan))
     with clock("lower"):
         graph = captured.graph
         verify_graph(graph, "capture")
@@ -136,7 +137,8 @@ def batch_ways(plan: Plan) -> int:
 def capture_request(plan: Plan, mesh: Mesh, options: Options) -> CaptureRequest:
     """What to capture: the model at the batch size rounded up to what divides evenly."""
     ways = batch_ways(plan)
-    return CaptureRequest.from_plan(plan, rows_multiple=ways, dtype="float64" if options.widen else None)
+    dtype = "float64" if options.widen else None
+    return CaptureRequest.from_plan(plan, ways, dtype, check_rows=is_ragged(plan))
 
 
 def layout_request(plan: Plan, mesh: Mesh, graph: Graph) -> LayoutRequest:

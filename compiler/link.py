@@ -203,8 +203,8 @@ class _Linker:
             microbatches=plan.microbatches,
             batch=batch,
             rows=rows,
-            ragged=self.request.rows > 0 and not self.assigned.full_batches,
-            full_batches=bool(self.assigned.full_batches),
+            ragged=self.request.rows > 0 and not self.needs_full_batches,
+            full_batches=self.needs_full_batches,
             batch_axes=self.request.batch_axes,
             model={
                 "factory": plan.model.factory,
@@ -244,6 +244,11 @@ class _Linker:
             return Input(spec.name, spec.dtype, spec.shape, spec.batch_dim)
         found = input_range(self.captured.graph, value)
         return Input(spec.name, value.dtype, value.shape, spec.batch_dim, found.below, found.ignore)
+
+    @property
+    def needs_full_batches(self) -> bool:
+        """Whether every row of a batch must be real: something joins the rows, or calculates with their number."""
+        return bool(self.assigned.full_batches) or self.captured.counts_rows is not None
 
     def output(self, role: str, value: Value) -> Output:
         layout = value.layout or Layout()

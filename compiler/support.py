@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from compiler.capture import Captured
 from compiler.diagnostics import Diagnostic, Diagnostics, Label, PlanError, Span, declare_codes
 from compiler.dsl.plan import Plan
 from compiler.ir.graph import Origin
@@ -13,6 +14,7 @@ declare_codes(
         "E201": "the plan asks for a strategy or an option that is not supported yet",
         "E202": "an operator mixes the samples of several micro-batches",
         "E203": "an operator that cannot keep its meaning in a plan",
+        "E204": "a batch that does not divide, and a model that calculates with its size",
         "W201": "a mesh axis that no strategy uses",
     }
 )
@@ -79,6 +81,29 @@ def explain_time_mixing(plan: Plan, mixing: TimeMixing) -> PlanError:
         related=model_line(origin),
     )
     return PlanError([diagnostic], plan.sources)
+
+
+def check_rows(plan: Plan, captured: Captured, rows: int | None, ways: int) -> None:
+    """Padding an uneven batch would change a model that has the number of rows in its arithmetic. Raises PlanError."""
+    use = captured.counts_rows
+    if use is None or rows is None or rows % ways == 0:
+        return
+    spec = next(spec for spec in plan.inputs if spec.batch_dim is not None)
+    up, down = -(-rows // ways) * ways, rows // ways * ways
+    diagnostic = Diagnostic(
+        "error",
+        "E204",
+        f"a batch of {rows} does not divide by {ways}, and the model calculates with the batch size",
+        spec.span,
+        label=f"{rows} rows in {ways} parts (ranks x micro-batches)",
+        notes=("the parts would be padded, and the model would see the padded size",),
+        help=(
+            f"use a batch of {up}" + (f" or {down}" if down else ""),
+            "or let the model take means (`loss.mean()`), which count real rows only",
+        ),
+        related=model_line(Origin("", use.source, use.code)),
+    )
+    raise PlanError([diagnostic], plan.sources)
 
 
 def explain_lowering(plan: Plan, error: LoweringError) -> PlanError:

@@ -110,7 +110,7 @@ class Session:
         if not 1 <= rows <= program.rows:
             raise BatchError(f"the batch has {rows} rows; the plan says {program.rows}")
         if rows < program.rows and not program.ragged:
-            why = "the model joins all rows of a batch" if program.full_batches else "the plan says tail = drop"
+            why = "the model joins the rows of a batch or counts them" if program.full_batches else "the plan says tail = drop"
             raise BatchError(f"the batch has {rows} rows, but only full batches of {program.rows} are possible: {why}")
 
     def rows_of(self, batch: Mapping[str, Tensor]) -> int:

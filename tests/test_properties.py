@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,7 +15,7 @@ MODELS = select(size="tiny", branch=False, batchnorm=False)
 EQUAL = [entry for entry in MODELS if entry.expect == "equal"]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(
     entry=st.sampled_from(EQUAL),
     ranks=st.integers(1, 6),
@@ -66,7 +66,7 @@ class Random(nn.Module):
         return (per_sample * weight).sum() / weight.sum().clamp(min=1.0) + 1e-3 * sum(p.square().sum() for p in self.parameters())
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(seed=st.integers(0, 1000), depth=st.integers(1, 6), ranks=st.integers(1, 5), parts=st.integers(1, 3), batch=st.integers(1, 9))
 def test_random_models(seed: int, depth: int, ranks: int, parts: int, batch: int) -> None:
     text = f"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,8 +18,10 @@ from compiler.capture.failures import OutputError, Unsupported
 from compiler.capture.importer import dtype_name, import_program
 from compiler.capture.model import Built, build_model, canonical_names, module_tables
 from compiler.capture.normalize import normalize
+from compiler.capture.opaque import replaced
 from compiler.capture.origins import Origins
 from compiler.capture.quiet import preserved, quiet
+from compiler.capture.rows import Use, row_constants
 from compiler.capture.request import BufferInfo, Captured, CaptureRequest, Input, ParameterInfo
 from compiler.capture.wrapper import Exported
 from compiler.ir.graph import Graph
@@ -50,6 +53,7 @@ def _capture(request: CaptureRequest) -> Captured:
         request.keep_outputs, request.dtype == "float64",
     )  # fmt: skip
     program = trace(exported, built, request, dtype)
+    counted = counts_rows(exported, built, request, dtype) if request.check_rows else None
     names, ties = canonical_names(model)
     check_names(names, request)
     imported = import_program(
@@ -68,6 +72,7 @@ def _capture(request: CaptureRequest) -> Captured:
         classes,
         lists,
         list(exported.outputs.notes),
+        counted,
     )
 
 
@@ -100,7 +105,7 @@ def trace(exported: Exported, built: Built, request: CaptureRequest, dtype: torc
         return None
 
     try:
-        with context:
+        with context, replaced(exported.model, opaque_paths(exported.model, request), rows(request)):
             program = torch.export.export(exported, examples(), strict=False)
         check_constants(program, exported.model)
         return program.run_decompositions({})
@@ -111,16 +116,54 @@ def trace(exported: Exported, built: Built, request: CaptureRequest, dtype: torc
             raise failures.no_loss(output, request, loss_hints(built.model, request)) from failure
 
 
+def counts_rows(exported: Exported, built: Built, request: CaptureRequest, dtype: torch.dtype | None) -> Use | None:
+    """Where the model calculates with the number of rows, if it does."""
+    rows = next((spec.shape[spec.batch_dim] for spec in request.inputs if spec.batch_dim is not None), None)
+    if rows is None:
+        return None
+
+    def run(count: int) -> None:
+        exported.call({spec.name: example(with_rows(spec, count), dtype) for spec in request.inputs})
+
+    with preserved(), built.mode or contextlib.nullcontext():
+        try:
+            return row_constants(run, rows, rows + 1)
+        except Exception:
+            # It runs at this batch size only: the size is in it somewhere.
+            return Use("", "", "")
+
+
+def with_rows(spec: Input, rows: int) -> Input:
+    if spec.batch_dim is None:
+        return spec
+    shape = list(spec.shape)
+    shape[spec.batch_dim] = rows
+    return dataclasses.replace(spec, shape=tuple(shape))
+
+
 def example(spec: Input, dtype: torch.dtype | None) -> Tensor:
     """A tensor of the input's type; each input has its own, for one object given twice would be taken for one input."""
     own = getattr(torch, spec.dtype)
     return torch.zeros(spec.shape, dtype=dtype if dtype is not None and own.is_floating_point else own)
 
 
+def opaque_paths(model: nn.Module, request: CaptureRequest) -> list[str]:
+    """The outermost modules that the patterns name."""
+    texts = [getattr(pattern, "text", pattern) for pattern in request.opaque]
+    named = [path for path, _ in model.named_modules() if path and any(fnmatchcase(path, text) for text in texts)]
+    return [path for path in named if not any(path.startswith(f"{other}.") for other in named)]
+
+
+def rows(request: CaptureRequest) -> int | None:
+    """The size of the batch."""
+    return next((spec.shape[spec.batch_dim] for spec in request.inputs if spec.batch_dim is not None), None)
+
+
 def check_constants(program: ExportedProgram, model: nn.Module) -> None:
     """Tensors that the model holds without a name have no values here. Raises Unsupported."""
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     for node in program.graph.nodes:
-        spec = {s.arg.name: s for s in program.graph_signature.input_specs}.get(node.name) if node.op == "placeholder" else None
+        spec = specs.get(node.name) if node.op == "placeholder" else None
         if spec is None or spec.kind is not torch.export.graph_signature.InputKind.CONSTANT_TENSOR:
             continue
         tensor = program.constants[spec.target]

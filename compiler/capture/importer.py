@@ -3,7 +3,7 @@
     before:  %unbind : call_function[aten.unbind.int](%permute)      %getitem : call_function[getitem](%unbind, 0)
     after:   %unbind : float32[…], _, _ = aten.unbind.int(%permute)
 
-Regions under `torch.no_grad()` are inlined; what their operators read is detached.
+Regions under `torch.no_grad()` are inlined: `compiler.capture.tracing` has detached what they make.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from compiler.capture.failures import Unsupported
+from compiler.capture.opaque import OPERATOR
 from compiler.capture.origins import Origins
-from compiler.ir.graph import Graph, Node, Origin, Value, map_values
+from compiler.ir.graph import Graph, Node, Origin, Value
 
 IGNORED_OPS = ("aten._assert_", "aten.sym_constrain_range", "aten._functional_assert", "aten._functional_sym_constrain")
 KINDS = {InputKind.PARAMETER: "param", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
@@ -72,13 +73,12 @@ class _Importer:
         self.constants: dict[str, Tensor] = {}
         self.env: dict[fx.Node, Any] = {}
         self.by_name: dict[str, Value] = {}
-        self.without_gradient: dict[Value, Value] = {}
         self.names = Names(set())
 
     def run(self) -> Imported:
         self.inputs()
         self.names = Names({value.name for value in self.graph.inputs})
-        results = self.body(self.program.graph_module, self.env, True)
+        results = self.body(self.program.graph_module, self.env)
         self.outputs(results)
         return Imported(self.graph, self.constants)
 
@@ -138,33 +138,33 @@ class _Importer:
 
     # -- nodes -----------------------------------------------------------------------------------------------------
 
-    def body(self, module: fx.GraphModule, env: dict[fx.Node, Any], grad: bool) -> tuple[Any, ...]:
-        """Import the nodes of a graph; returns what it outputs. Without `grad`, operands are detached."""
+    def body(self, module: fx.GraphModule, env: dict[fx.Node, Any]) -> tuple[Any, ...]:
+        """Import the nodes of a graph; returns what it outputs."""
         origin = Origin()
         for node in module.graph.nodes:
             if node.op == "output":
                 return tuple(self.argument(item, env) for item in node.args[0])
             if node.op == "call_function":
                 origin = self.origins.of(node.meta, origin)
-                self.call(module, node, env, origin, grad)
+                self.call(module, node, env, origin)
             elif node.op == "get_attr":
                 env[node] = getattr(module, node.target)
         raise AssertionError("a graph without an output")
 
-    def call(self, module: fx.GraphModule, node: fx.Node, env: dict[fx.Node, Any], origin: Origin, grad: bool) -> None:
+    def call(self, module: fx.GraphModule, node: fx.Node, env: dict[fx.Node, Any], origin: Origin) -> None:
         target = node.target
         if target is operator.getitem:
             source, index = node.args
             env[node] = env[source][index]
         elif isinstance(target, torch._ops.OpOverload):
-            self.operator(node, env, origin, grad)
+            self.operator(node, env, origin)
         elif isinstance(target, torch._ops.HigherOrderOperator):
-            self.region(module, node, env, origin, grad)
+            self.region(module, node, env, origin)
         else:
             name = getattr(target, "__name__", str(target))
             raise Unsupported(f"`{name}` works on a size that is not fixed", origin, "E122")
 
-    def operator(self, node: fx.Node, env: dict[fx.Node, Any], origin: Origin, grad: bool) -> None:
+    def operator(self, node: fx.Node, env: dict[fx.Node, Any], origin: Origin) -> None:
         name = operator_name(node.target)
         if name.startswith(IGNORED_OPS):
             env[node] = None
@@ -174,8 +174,8 @@ class _Importer:
             raise Unsupported(f"`{name}` gives no tensor", origin)
         several = isinstance(meta, (tuple, list))
         args, kwargs = self.argument((node.args, dict(node.kwargs)), env)
-        if not grad:
-            args, kwargs = map_values((args, kwargs), lambda value: self.detached(value, origin))
+        if name == OPERATOR:
+            name, args = "planc.opaque", (args[2], args[0], args[1], args[3])
         made = Node(name, args, kwargs, [], origin)
         learns = name != "aten.detach.default" and any(value.differentiable for value in made.inputs)
         used = {user.args[1] for user in node.users if user.target is operator.getitem}
@@ -192,28 +192,16 @@ class _Importer:
         self.graph.nodes.append(made)
         env[node] = made.outputs if several else made.outputs[0]
 
-    def region(self, module: fx.GraphModule, node: fx.Node, env: dict[fx.Node, Any], origin: Origin, grad: bool) -> None:
-        """A call of a subgraph: inlined if it only switches gradients on or off."""
+    def region(self, module: fx.GraphModule, node: fx.Node, env: dict[fx.Node, Any], origin: Origin) -> None:
+        """A call of a subgraph: inlined if it only switches gradients off."""
         name = str(node.target)
         if name != "wrap_with_set_grad_enabled":
             raise Unsupported(name, origin, "E123")
-        enabled, body, *operands = node.args
+        _, body, *operands = node.args
         sub = env[body]
         places = (n for n in sub.graph.nodes if n.op == "placeholder")
         inner = dict(zip(places, (self.argument(item, env) for item in operands)))
-        env[node] = self.body(sub, inner, bool(enabled))
-
-    def detached(self, value: Value, origin: Origin) -> Value:
-        """The value as code without gradients sees it."""
-        if not value.differentiable:
-            return value
-        if value not in self.without_gradient:
-            node = Node("aten.detach.default", (value,), {}, [], origin)
-            out = Value(self.names("detach"), value.dtype, value.shape, "", False, None, node)
-            node.outputs.append(out)
-            self.graph.nodes.append(node)
-            self.without_gradient[value] = out
-        return self.without_gradient[value]
+        env[node] = self.body(sub, inner)
 
     def argument(self, item: Any, env: dict[fx.Node, Any]) -> Any:
         """Values for nodes; dtypes as strings; lists as tuples; devices and layouts stay for normalization to drop."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from compiler.capture.rows import Use
 from compiler.diagnostics import Span
 from compiler.ir.graph import Graph
 
@@ -39,6 +40,7 @@ class CaptureRequest:
     - `opaque`, `freeze`: patterns of module paths to run as they are, and of parameters to leave untrained.
     - `keep_outputs`: keep every output as "output:NAME" and ask for no loss (programs that only go forward).
     - `train`: the loss will be differentiated, so something must learn.
+    - `check_rows`: find out whether the model calculates with the number of rows (see `compiler.capture.rows`).
     - `span`, `option_spans`, `loss_span`: places in the plan for diagnostics; `sources` are the texts they are in.
     """
 
@@ -52,13 +54,16 @@ class CaptureRequest:
     freeze: Sequence[Any] = ()
     keep_outputs: bool = False
     train: bool = True
+    check_rows: bool = False
     span: Span | None = None
     option_spans: Mapping[str, Span] = field(default_factory=dict)
     loss_span: Span | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def from_plan(plan: Plan, rows_multiple: int = 1, dtype: str | None = None) -> CaptureRequest:
+    def from_plan(
+        plan: Plan, rows_multiple: int = 1, dtype: str | None = None, check_rows: bool = False
+    ) -> CaptureRequest:
         """What a plan asks for. Batch dimensions are rounded up to a multiple of `rows_multiple`."""
         return CaptureRequest(
             factory=plan.model.factory,
@@ -67,6 +72,7 @@ class CaptureRequest:
             inputs=tuple(_rounded(spec, rows_multiple) for spec in plan.inputs),
             loss=(plan.loss.factory, dict(plan.loss.options)) if plan.loss is not None else None,
             dtype=dtype,
+            check_rows=check_rows,
             opaque=plan.opaque,
             freeze=plan.freeze,
             keep_outputs=plan.mode == "forward" and plan.loss is None,
@@ -115,6 +121,7 @@ class Captured:
     - `modules`: module path → class name. `lists`: path of each ModuleList, Sequential and ModuleDict → the paths of its
       children.
     - `notes`: what the user should know (an output that was dropped).
+    - `counts_rows`: where the model calculates with the number of rows as a number, if it does and that was asked.
     """
 
     graph: Graph
@@ -125,5 +132,6 @@ class Captured:
     modules: dict[str, str] = field(default_factory=dict)
     lists: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    counts_rows: Use | None = None
 
 

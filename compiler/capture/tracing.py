@@ -90,15 +90,13 @@ class Tracing(TorchFunctionMode):
 
     def without_gradient(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Results are detached, as in eager under `torch.no_grad()`."""
-        learning = any(isinstance(x, Tensor) and x.requires_grad for x in pytree.tree_leaves((args, kwargs)))
-        if not learning:
-            return self.sized(func(*args, **kwargs))
         in_place = name.endswith("_") and not name.endswith("__")
         if in_place and isinstance(args[0], Tensor) and args[0].requires_grad and name != "requires_grad_":
             what = "a parameter" if isinstance(args[0], nn.Parameter) else "a tensor that has a gradient"
             code = "E124" if isinstance(args[0], nn.Parameter) else "E126"
             raise Unsupported(f"`{name}` changes {what} without autograd's knowledge", self.here(), code)
-        return pytree.tree_map(detached, self.sized(func(*args, **kwargs)))
+        result = self.sized(func(*args, **kwargs))
+        return result if in_place else pytree.tree_map(detached, result)
 
     def data(self, name: str, args: Any) -> Any:
         if name == "__set__":

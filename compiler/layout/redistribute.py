@@ -98,7 +98,8 @@ class Redistributor:
 
     def stepwise(self, value: Value, target: Layout, origin: Origin) -> Value:
         """First reductions and gathers, then casts, then cuts (the smallest moves last), each axis after axis."""
-        for move in (self.terms, self.sums, self.apart, self.communicate, self.casts, self.cuts):
+        steps = (self.terms, self.sums, self.apart, self.scatter, self.gathers, self.scatter, self.casts, self.cuts)
+        for move in steps:
             for axis in self.mesh.names:
                 if value.layout[axis] != target[axis]:
                     value = move(value, axis, target, origin)
@@ -154,18 +155,25 @@ class Redistributor:
         nested = wanted[: len(now)] == now[: len(wanted)] and not uneven
         return value if nested or not now else self.gather(value, now[0], Layout(), origin)
 
-    def communicate(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
-        """Communicate what is partial or cut."""
+    def scatter(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
+        """Reduce straight into parts: at once where the dimension has no cuts that are to go, else after those went."""
+        place = target[axis]
+        if not isinstance(value.layout[axis], Partial) or not isinstance(place, Shard):
+            return value
+        held = [other for other in self.mesh.names if isinstance(value.layout[other], Shard)]
+        if any(value.layout[other].dim == place.dim and value.layout[other] != target[other] for other in held):
+            return value
+        axes = self.scattered(value, axis, target)
+        args = (axes, *self.cut(value, place, axes))
+        return self.step("planc.reduce_scatter", value, dict.fromkeys(axes, place), args, origin)
+
+    def gathers(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
         now, place = value.layout[axis], target[axis]
-        if isinstance(now, Partial) and isinstance(place, Shard):
-            axes = self.scattered(value, axis, target)
-            args = (axes, *self.cut(value, place, axes))
-            return self.step("planc.reduce_scatter", value, dict.fromkeys(axes, place), args, origin)
-        if isinstance(now, Shard):
-            if isinstance(place, Shard) and self.can_exchange(value, axis, target):
-                return self.step("planc.all_to_all", value, {axis: place}, (axis, now.dim, place.dim), origin)
-            return self.gather(value, axis, target, origin)
-        return value
+        if not isinstance(now, Shard):
+            return value
+        if isinstance(place, Shard) and self.can_exchange(value, axis, target):
+            return self.step("planc.all_to_all", value, {axis: place}, (axis, now.dim, place.dim), origin)
+        return self.gather(value, axis, target, origin)
 
     def gather(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
         """Axes that cut one factor together nest: an outer one is gathered together with those inside it."""

@@ -53,12 +53,11 @@ def _data(c: Compilation) -> Iterator[Asked]:
         yield Asked(f"bucket = {data.bucket / 1e6:g}MB", APPLIED, f"{len(program.buckets)} buckets")
     if "tail" in data.given or program.full_batches:
         if program.full_batches:
-            node = c.assigned.full_batches[0]
-            yield Asked(
-                f"tail = {data.tail}",
-                REFUSED if data.tail == "pad" else APPLIED,
-                f"only full batches: {node.origin.module or 'the model'} ({node.origin.source}) joins all rows",
-            )
+            use = c.captured.counts_rows
+            source = use.source if use else c.assigned.full_batches[0].origin.source
+            does = "calculates with the number of rows" if use else "joins all rows"
+            outcome = REFUSED if data.tail == "pad" else APPLIED
+            yield Asked(f"tail = {data.tail}", outcome, f"only full batches: the model {does} ({source})")
         else:
             yield Asked(f"tail = {data.tail}", APPLIED, "an incomplete last batch is padded and masked"
                         if data.tail == "pad" else "an incomplete last batch is left out")  # fmt: skip

@@ -152,7 +152,11 @@ class Exchange(torch.autograd.Function):
 
 
 class Collectives:
-    """The redistributions on lists, with the arguments that their nodes have."""
+    """The redistributions on lists, with the arguments that their nodes have.
+
+    The padding of a value is entries from elsewhere, so that whatever is computed of it is as finite as of these; the
+    padding of a gradient (`zero`) must be empty, for it is summed up in the gradients of what is used whole.
+    """
 
     def __init__(self, mesh: Mesh):
         self.mesh, self.ranks = mesh, coordinates(mesh)
@@ -208,8 +212,8 @@ class Collectives:
 
         return self.each(parts, axes, placed)
 
-    def reduce_scatter(self, parts: Parts, axes: Sequence[str], *cut: int) -> Parts:
-        return self.each(parts, axes, lambda group: self.pieces(REDUCE["sum"](group), len(group), *cut, True))
+    def reduce_scatter(self, parts: Parts, axes: Sequence[str], *cut: int, zero: bool = False) -> Parts:
+        return self.each(parts, axes, lambda group: self.pieces(REDUCE["sum"](group), len(group), *cut, zero))
 
     def first(self, parts: Parts, axis: str) -> Parts:
         return self.each(parts, (axis,), lambda group: [group[0], *(torch.zeros_like(part) for part in group[1:])])
@@ -254,10 +258,7 @@ class Collectives:
             pair = (moved(self.all_reduce, *args), same)
         elif name == "all_gather":
             whole = isinstance(after[args[0][0]], Replicate)
-            pair = (
-                moved(self.all_gather, *args),
-                moved(self.shard, *args, zero=True) if whole else moved(self.reduce_scatter, *args),
-            )
+            pair = moved(self.all_gather, *args), moved(self.shard if whole else self.reduce_scatter, *args, zero=True)
         elif name == "reduce_scatter":
             pair = (moved(self.reduce_scatter, *args), moved(self.all_gather, *args))
         elif name == "shard":

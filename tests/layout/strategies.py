@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from compiler.ir.graph import Value
 from compiler.layout.placement import Layout, Mesh, P, Placement, R, Shard, V, normal
+
+
+
+def bounded(examples: int) -> settings:
+    """The same few examples in every run; `EXAMPLES=20 pytest` looks at twenty times as many."""
+    return settings(
+        max_examples=examples * int(os.environ.get("EXAMPLES", "1")),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],  # no shrinking: the examples are small already
+        suppress_health_check=list(HealthCheck),
+    )
+
 
 AXES = ("dp", "tp", "cp")
 

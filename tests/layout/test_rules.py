@@ -6,23 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.layout.rule import has_rule
 from tests.layout.differential import Program, check
 from tests.layout.operators import CALLS
-from tests.layout.strategies import layouts, meshes
-
-bounded = settings(
-    max_examples=20,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],  # no shrinking: the examples are small already
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
-
+from tests.layout.strategies import bounded, layouts, meshes
 
 def as_program(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
     """A graph of one node; a tensor that is used twice is one input."""
@@ -41,7 +30,7 @@ def as_program(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Progra
 
 @pytest.mark.parametrize("name", CALLS)
 @given(data=st.data())
-@bounded
+@bounded(20)
 def test_local_work_is_the_global_operator(name: str, data: st.DataObject):
     torch.manual_seed(data.draw(st.integers(0, 99)))
     program = as_program(*CALLS[name](lambda low, high: data.draw(st.integers(low, high))))

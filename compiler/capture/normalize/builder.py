@@ -74,6 +74,8 @@ class Builder:
         """Write what stands for a node; its results in order."""
         self.origin = node.origin
         args, kwargs = map_values((node.args, node.kwargs), self.env.__getitem__)
+        if node.op == "aten.detach.default" and not args[0].differentiable:
+            return [args[0]]
         if node.op.startswith("planc."):
             return self.emit_many(node.op, args, kwargs, [_type(out) for out in node.outputs])
         call = Call(node, args, {key: item for key, item in kwargs.items() if key not in NEUTRAL})
