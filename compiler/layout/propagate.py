@@ -86,8 +86,9 @@ def propagate(
 ) -> Propagation:
     """Give every value a layout. `layouts` are those of the graph's inputs (replicated if absent).
 
-    `time_axis` names the axis of micro-batches. `rows`: the rows of a batch if only the first may be real (the last batch
-    of an epoch), so what is summed over the batch is masked. Raises NeedsHoist with every value to hoist that one sweep finds, or TimeMixing.
+    `time_axis` names the axis of micro-batches. `rows`: the rows of a batch if only the first may be real (the last
+    batch of an epoch), so what is summed over the batch is masked. Raises NeedsHoist with every value to hoist that
+    one sweep finds, or TimeMixing.
     """
     return _Propagator(graph, mesh, layouts, time_axis, rows, hoistable).run()
 
@@ -138,7 +139,10 @@ class _Propagator:
     def decide(self, node: Node, operands: list[Value]) -> Decision:
         """The decision for a call; calls of one rule on operands with the same layouts are decided once."""
         general = rule_of(node)
-        asked = tuple((value.layout, value.differentiable, self.moves.is_weight(value)) for value in operands)
+        asked = tuple(
+            (value.layout, value.differentiable, self.moves.is_weight(value), frozenset(self.moves.made.get(value, ())))
+            for value in operands
+        )
         alike = (id(general), asked, tuple(out is not None and out.differentiable for out in node.outputs))
         found = self.decisions.get(alike)
         if found is None:

@@ -10,6 +10,10 @@ import torch
 from compiler.ir.graph import Graph, Node, Origin, Value, map_values
 
 
+CONSTANT = ("aten.detach.default", "planc.count")
+"""What has no gradient with respect to its operand."""
+
+
 class LoweringError(Exception):
     """A call that cannot keep its meaning in a plan; `help` says what to do instead."""
 
@@ -39,7 +43,7 @@ class Emitter:
         name = next(n for k in range(len(self.taken) + 1) if (n := f"{self.base}.{short}{k or ''}") not in self.taken)
         self.taken.add(name)
         real = getattr(torch, dtype).is_floating_point
-        learns = real and op != "aten.detach.default" and any(value.differentiable for value in node.inputs)
+        learns = real and op not in CONSTANT and any(value.differentiable for value in node.inputs)
         value = Value(name, dtype, shape, differentiable=learns, producer=node)
         node.outputs = [value]
         self.nodes.append(node)

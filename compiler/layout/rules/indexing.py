@@ -3,6 +3,8 @@ the positions themselves, and all other dimensions, may be cut."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compiler.ir.graph import Node, Value
 from compiler.layout.rule import Dims, Rule, einsum, parse_dims, rule, whole
 from compiler.layout.rules.signature import arguments, by_name, linear_in, operand_names
@@ -52,9 +54,15 @@ def aligned(node: Node, linear: tuple[str, ...]) -> Rule:
 
 @rule("aten.gather.default", "aten.take_along_dim.default")
 def gather(node: Node) -> Rule:
+    """Which positions along `dim` are read may be cut; that `self` is read there needs it whole."""
     if arguments(node)["dim"] is None:
         return whole(node)
-    return aligned(node, ("self",))
+    found = aligned(node, ("self",))
+    dim = arguments(node)["dim"] % max(len(found.operands[0]), 1)
+    if found.fallback:
+        return found
+    read = (*found.results[0][:dim], found.operands[1][dim], *found.results[0][dim + 1 :])
+    return replace(found, results=(read,), fixed=found.fixed - set(found.operands[1][dim]))
 
 
 @rule("aten.scatter.src", "aten.scatter_add.default")
