@@ -232,6 +232,7 @@ class _Linker:
                 "min_lr": optimizer.min_lr,
             },
             clip=clip or None,
+            opaque=tuple(dict.fromkeys(node.args[0] for node in main.nodes if node.op == "planc.opaque")),
             train={k: v for k, v in vars(plan.train).items() if k not in ("span", "given")}
             | {"tail": plan.data.tail if plan.data is not None else "pad"},
             mode=plan.mode,

@@ -17,6 +17,7 @@ from runtime import attention as attention_kernels
 from runtime import random
 from runtime.cuts import Cut, parse_cuts, positions
 from runtime.mesh import Mesh
+from runtime.opaque import call_opaque
 from runtime.transport import Transport
 
 TIME = "micro"
@@ -187,11 +188,11 @@ class RankContext:
             view.addmm_(a, b)
         return None
 
-    def opaque(self, name: str, operands: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:
-        """Run a module as it is. The last result is a token for `opaque_backward`."""
+    def opaque(self, name: str, call: str, operands: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:
+        """Run a module as it is (see `runtime.opaque`). The last result is a token for `opaque_backward`."""
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(w) for x, w in zip(operands, wanted)]
-            results = self.opaque_modules[name](*leaves)
+            results = call_opaque(self.opaque_modules[name], call, leaves)
         token = torch.tensor(max(self._tapes, default=-1) + 1, dtype=torch.int64)
         self._tapes[int(token)] = ([x for x, w in zip(leaves, wanted) if w], results)
         return (*[r.detach() for r in results], token)

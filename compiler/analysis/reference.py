@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from runtime import random
-from runtime.factory import build, resolve
+from runtime.factory import build, forward_inputs, resolve
 from runtime.lr import Schedule
 from runtime.optimizer import OptimizerConfig
 from runtime.program import Program
@@ -110,6 +110,8 @@ def run_reference(
     optimizer = make_optimizer(program, named)
     schedule = Schedule.from_options(program.optimizer or {}, int(program.train["steps"] or 0))
     loss_function = resolve(loss[0], program.model.get("base")) if loss else None
+    opaque = tuple(f"{path}." for path in program.opaque)
+    passed = forward_inputs(model, list(batches[0]), loss is not None)
     found = Trajectory()
     mode = Reference(seed)
     default = torch.get_default_dtype()
@@ -119,7 +121,7 @@ def run_reference(
             mode.next_step(step)
             wide = {k: v.double() if v.is_floating_point() else v.clone() for k, v in batch.items()}
             with mode, torch.enable_grad():
-                outputs = model(**wide)
+                outputs = model(**{name: wide[name] for name in passed})
                 if loss_function is not None and loss is not None:
                     outputs = loss_function(outputs, wide, **loss[1])
             value, metrics = scalars(outputs)
@@ -127,6 +129,11 @@ def run_reference(
             value.backward()
             found.losses.append(value.item())
             found.metrics.append(metrics)
+            for name, parameter in named.items():
+                # What an opaque module did not use this time has a gradient of zero in a program, whose instructions
+                # are the same in every step.
+                if parameter.grad is None and parameter.requires_grad and name.startswith(opaque):
+                    parameter.grad = torch.zeros_like(parameter)
             clip(program, list(named.values()))
             found.gradients.append({n: p.grad.clone() for n, p in named.items() if p.grad is not None})
             if optimizer is not None:

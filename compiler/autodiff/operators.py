@@ -244,12 +244,13 @@ def _written_attention(tracer: Tracer, node: Node) -> torch.Tensor:
 @forward("planc.opaque")
 def opaque(tracer: Tracer, node: Node) -> Any:
     """Runs as it is; the runtime differentiates it by autograd, from a graph that it keeps in a token."""
-    operands = tuple(tracer.value(value) for value in values_in(node.args))
+    path, inputs, state, described = node.args
+    operands = tuple(tracer.value(value) for value in (*inputs, *state))
     outs = [out for out in node.outputs if out is not None]
     results = [tracer.recorder.empty(shape_of(out, tracer.mesh), out.dtype) for out in outs]
     token = tracer.recorder.empty((), "int64")
     wanted = tuple(value.differentiable for value in values_in(node.args))
-    arguments = (node.args[0], operands, wanted)
+    arguments = (path, described, operands, wanted)
     return tracer.recorder.add("planc.opaque", arguments, (*results, token))[:-1]
 
 

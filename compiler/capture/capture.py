@@ -10,10 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
 from compiler.capture import failures
-from compiler.capture.checks import check_inputs, check_learns, check_loss, check_model, check_names, check_patterns, loss_hints
+from compiler.capture.checks import (
+    check_dtypes,
+    check_inputs,
+    check_learns,
+    check_loss,
+    check_model,
+    check_names,
+    check_patterns,
+    loss_hints,
+)
 from compiler.capture.failures import OutputError, Unsupported
 from compiler.capture.importer import dtype_name, import_program
 from compiler.capture.model import Built, build_model, canonical_names, module_tables
@@ -24,7 +35,7 @@ from compiler.capture.quiet import preserved, quiet
 from compiler.capture.rows import Use, row_constants
 from compiler.capture.request import BufferInfo, Captured, CaptureRequest, Input, ParameterInfo
 from compiler.capture.wrapper import Exported
-from compiler.ir.graph import Graph
+from compiler.ir.graph import Graph, Origin
 from runtime.factory import FactoryError, resolve
 
 PREFIX = "model"
@@ -61,6 +72,7 @@ def _capture(request: CaptureRequest) -> Captured:
         lambda name: not matches(request.freeze, name), Origins(model, PREFIX),
     )  # fmt: skip
     graph = normalize(imported.graph, imported.constants)
+    check_dtypes(graph)
     check_learns(graph, model, request)
     classes, lists = module_tables(model)
     return Captured(
@@ -118,16 +130,18 @@ def trace(exported: Exported, built: Built, request: CaptureRequest, dtype: torc
 
 def counts_rows(exported: Exported, built: Built, request: CaptureRequest, dtype: torch.dtype | None) -> Use | None:
     """Where the model calculates with the number of rows, if it does."""
-    rows = next((spec.shape[spec.batch_dim] for spec in request.inputs if spec.batch_dim is not None), None)
-    if rows is None:
+    size = rows(request)
+    if size is None:
         return None
+    opaque = opaque_paths(exported.model, request)
 
     def run(count: int) -> None:
-        exported.call({spec.name: example(with_rows(spec, count), dtype) for spec in request.inputs})
+        with replaced(exported.model, opaque, count):
+            exported.call({spec.name: example(with_rows(spec, count), dtype) for spec in request.inputs})
 
     with preserved(), built.mode or contextlib.nullcontext():
         try:
-            return row_constants(run, rows, rows + 1)
+            return row_constants(run, size, size + 1)
         except Exception:
             # It runs at this batch size only: the size is in it somewhere.
             return Use("", "", "")
@@ -162,15 +176,14 @@ def rows(request: CaptureRequest) -> int | None:
 def check_constants(program: ExportedProgram, model: nn.Module) -> None:
     """Tensors that the model holds without a name have no values here. Raises Unsupported."""
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    for node in program.graph.nodes:
-        spec = specs.get(node.name) if node.op == "placeholder" else None
-        if spec is None or spec.kind is not torch.export.graph_signature.InputKind.CONSTANT_TENSOR:
+    for node in program.graph.find_nodes(op="placeholder"):
+        spec = specs[node.name]
+        if spec.kind is not InputKind.CONSTANT_TENSOR or not isinstance(program.constants[spec.target], FakeTensor):
             continue
-        tensor = program.constants[spec.target]
-        if isinstance(tensor, torch._subclasses.FakeTensor):
-            user = next(iter(node.users), node)
-            origin = Origins(model, PREFIX).of(user.meta, failures._origin(None))
-            raise Unsupported(f"the model uses a tensor {list(tensor.shape)} that is neither a parameter nor a buffer", origin, "E127")
+        user = next(iter(node.users), node)
+        shape = list(program.constants[spec.target].shape)
+        what = f"the model uses a tensor {shape} that is neither a parameter nor a buffer"
+        raise Unsupported(what, Origins(model, PREFIX).of(user.meta, Origin()), "E127")
 
 
 # -- what the graph does not say ---------------------------------------------------------------------------------------

@@ -407,6 +407,7 @@ class Plan:
     optimizer: OptimizerSpec | None = None
     clip: ClipSpec | None = None
     opaque: tuple[Pattern, ...] = ()
+    per_sample: tuple[Pattern, ...] = ()
     local_statistics: tuple[Pattern, ...] = ()
     segments: tuple[Pattern, ...] = ()
     freeze: tuple[Pattern, ...] = ()

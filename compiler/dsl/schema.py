@@ -188,6 +188,15 @@ _TABLE = (
         times=MANY,
     ),
     StatementKind(
+        "per_sample",
+        "PATTERNS",
+        'per_sample "pattern"',
+        "Opaque modules that treat samples independently: each rank runs them on its own part of the batch.",
+        None,
+        "per_sample",
+        times=MANY,
+    ),
+    StatementKind(
         "local_statistics",
         "PATTERNS",
         'local_statistics "pattern"',

@@ -11,9 +11,10 @@ from compiler.passes.lower_batch_norm import LowerBatchNorm
 from compiler.passes.lower_embedding import LowerEmbedding
 from compiler.passes.lower_losses import LowerLosses
 from compiler.passes.lower_mean import LowerMean
+from compiler.passes.mark_per_sample import MarkPerSample
 
 
 def lowering(plan: Plan) -> Sequence[Pass]:
     """Operators that hide a reduction over the batch become ones whose reductions layouts can see."""
     local = tuple(pattern.text for pattern in plan.local_statistics)
-    return (LowerEmbedding(), LowerBatchNorm(local), LowerLosses(), LowerMean(), DetachOutputs())
+    return (MarkPerSample(plan.per_sample), LowerEmbedding(), LowerBatchNorm(local), LowerLosses(), LowerMean(), DetachOutputs())
