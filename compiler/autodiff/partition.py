@@ -13,6 +13,7 @@ Policies (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198, for "select
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.autodiff.trace import Recorded
@@ -88,8 +89,6 @@ def partition(recorded: Recorded, policy: str = "none") -> SegmentCode:
             require(value)
     products_into_buckets(recorded, backward)
     forward = live(recorded.forward, [*recorded.results, *saved])
-    order = {node: k for k, node in enumerate(recorded.forward)}
-    repeated = sorted(again, key=order.__getitem__)
     needed = set(needed_values) | {v for v in gradients if v in recorded.arguments}
     return SegmentCode(
         recorded.arguments,
@@ -99,11 +98,28 @@ def partition(recorded: Recorded, policy: str = "none") -> SegmentCode:
         [k for k, value in enumerate(recorded.arguments) if value in needed],
         [k for k, value in enumerate(recorded.cotangents) if value is not None],
         [value for value in recorded.cotangents if value is not None],
-        [*repeated, *backward],
+        interleave(again, backward, made),
         [k for k, value in enumerate(recorded.gradients) if value is not None],
         gradients,
         recorded.layouts,
     )
+
+
+def interleave(again: Mapping[Node, None], backward: list[Node], made: Mapping[Value, Node]) -> list[Node]:
+    """The backward with each repeated forward node right before its first use, so that its result lives shortly."""
+    order: dict[Node, None] = {}
+
+    def place(node: Node) -> None:
+        for value in node.inputs:
+            source = made.get(value)
+            if source is not None and source in again and source not in order:
+                place(source)
+        order[node] = None
+
+    for node in [*backward, *again]:
+        if node not in order:
+            place(node)
+    return list(order)
 
 
 def products_into_buckets(recorded: Recorded, backward: list[Node]) -> None:
