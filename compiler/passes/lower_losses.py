@@ -25,11 +25,11 @@ class LowerLosses:
 
     before:  %loss : float32[] = aten.cross_entropy_loss.default(%logits, %labels)
     after:   %loss.cross_entropy : float32[32] = planc.cross_entropy(%logits, %labels, None, -100, 0.0)
-             %loss.sum : float32[] = aten.sum.dim_IntList(%loss.cross_entropy, [0], False)
              %loss.ne : bool[32] = aten.ne.Scalar(%labels, -100)
              %loss.cast : float32[32] = planc.cast(%loss.ne, 'torch.float32')
-             %loss.sum1 : float32[] = aten.sum.dim_IntList(%loss.cast, [0], False)
-             %loss : float32[] = aten.div.Tensor(%loss.sum, %loss.sum1)
+             %loss.sum : float32[] = aten.sum.dim_IntList(%loss.cast, [0], False)
+             %loss.sum1 : float32[] = aten.sum.dim_IntList(%loss.cross_entropy, [0], False)
+             %loss : float32[] = aten.div.Tensor(%loss.sum1, %loss.sum)
 
     Other losses (`mse_loss`, `binary_cross_entropy`, …) keep their operator, with reduction "none", and are divided
     by `planc.count`.
