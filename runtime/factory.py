@@ -227,8 +227,9 @@ def _near_module(name: str) -> tuple[str, str]:
         found = [p.stem if p.suffix == ".py" else p.name for f in folders for p in Path(f).iterdir()]
         return f"`{parent}` has no part called `{last}`", _did_you_mean(last, found)
     why = "it is not installed, and neither the plan's folder nor the working directory has it"
-    near = [p.stem if p.suffix == ".py" else p.name for p in Path.cwd().iterdir()]
-    return why, _did_you_mean(name, [n for n in near if n.isidentifier()]) or f"pip install {name}?"
+    beside = [p.stem if p.suffix == ".py" else p.name for p in Path.cwd().iterdir()]
+    near = difflib.get_close_matches(name, [item for item in beside if item.isidentifier()], n=1)
+    return why, f"did you mean `{near[0]}`?" if near else f"pip install {name}?"
 
 
 # -- calling -----------------------------------------------------------------------------------------------------------

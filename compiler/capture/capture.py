@@ -31,7 +31,7 @@ from compiler.capture.model import Built, build_model, canonical_names, module_t
 from compiler.capture.normalize import normalize
 from compiler.capture.opaque import replaced
 from compiler.capture.origins import Origins
-from compiler.capture.quiet import preserved, quiet
+from compiler.capture.quiet import preserved, quiet, real_imports
 from compiler.capture.rows import Use, row_constants
 from compiler.capture.request import BufferInfo, Captured, CaptureRequest, Input, ParameterInfo
 from compiler.capture.wrapper import Exported
@@ -44,7 +44,7 @@ PREFIX = "model"
 
 def capture(request: CaptureRequest) -> Captured:
     """The model as a graph in normal form. Raises PlanError for every mistake in the plan or the model."""
-    with preserved(), quiet():
+    with preserved(), quiet(), real_imports():
         try:
             return _capture(request)
         except Unsupported as failure:

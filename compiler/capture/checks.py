@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from compiler.capture import failures
+from compiler.capture.failures import Unsupported
 from compiler.capture.request import CaptureRequest
 from compiler.diagnostics import Diagnostic, closest, did_you_mean
 from compiler.ir.graph import Graph
@@ -112,6 +113,25 @@ def check_patterns(model: nn.Module, request: CaptureRequest) -> None:
                 )  # fmt: skip
     if found:
         raise failures.errors(found, request)
+
+
+ONE_DTYPE = """
+    aten.linear aten.matmul aten.mm aten.bmm aten.addmm aten.baddbmm aten.addbmm aten.addmv aten.mv aten.dot aten.conv1d
+    aten.conv2d aten.conv3d aten.convolution aten.conv_transpose1d aten.conv_transpose2d aten.conv_transpose3d
+    aten.bilinear planc.attention
+""".split()
+
+
+def check_dtypes(graph: Graph) -> None:
+    """Products have operands of one dtype, as eager insists (tracing does not), and nothing is complex."""
+    for node in graph.nodes:
+        if any(out is not None and out.dtype.startswith("complex") for out in node.outputs):
+            raise Unsupported("complex numbers", node.origin, "E125")
+        if node.op.rpartition(".")[0] in ONE_DTYPE or node.op in ONE_DTYPE:
+            dtypes = dict.fromkeys(value.dtype for value in node.inputs if value.dtype != "bool")
+            if len(dtypes) > 1:
+                name = node.op.split(".")[1]
+                raise Unsupported(f"`{name}` gets operands of different dtypes: {', '.join(dtypes)}", node.origin, "E110")
 
 
 def check_learns(graph: Graph, model: nn.Module, request: CaptureRequest) -> None:

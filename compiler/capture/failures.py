@@ -55,6 +55,7 @@ class OutputError(Exception):
 OPAQUE = 'or let the module run as it is, without being captured: opaque "{module}"'
 FIXED = "a plan is one fixed program: every rank does the same work for every batch"
 HELP: dict[str, tuple[str, ...]] = {
+    "E110": ("convert one of them: `x.to(weight.dtype)`; check the dtypes of the plan's inputs",),
     "E120": (OPAQUE,),
     "E121": (
         "use `torch.nn.functional.dropout` (for a random mask: of a tensor of ones): its draws are the same under every plan",
@@ -78,7 +79,10 @@ NOTES = {
     "E127": ("it would not follow the model to its device, nor be initialised or saved with it",),
 }
 ADVICE: tuple[tuple[str, str], ...] = (
-    (r"mat1 and mat2|size mismatch|shapes cannot be multiplied", "a layer gets another width than it was built for"),
+    (
+        r"mat1 and mat2|size mismatch|shapes cannot be multiplied|same reduction dim|size of tensor a",
+        "a layer gets another width than it was built for: print the shapes before this line",
+    ),
     (
         r"CUDA|cuda|same device|NVIDIA|Torch not compiled",
         "leave devices out of the model (`device=…`, `.cuda()`, `.to(device)`): the plan and the runtime choose them",
@@ -87,7 +91,10 @@ ADVICE: tuple[tuple[str, str], ...] = (
         r"dtype|scalar type|Long|Expected tensor for argument",
         "check the dtypes of the plan's inputs against what the layers take (indices and labels are int64)",
     ),
-    (r"shape '.*' is invalid|must match the size|cannot be broadcast|expanded size", "check the sizes of the plan's inputs"),
+    (
+        r"shape '.*' is invalid|must match the size|broadcast|expanded size",
+        "two sizes do not go together: check those of the plan's inputs",
+    ),
 )
 
 
@@ -167,15 +174,15 @@ def trace_failure(failure: BaseException, request: CaptureRequest, eager: Callab
     place = innermost(failure)
     operator = control_flow(failure)
     if operator:
-        return unsupported(Unsupported(f"`{operator}`", _origin(place), "E123"), request)
+        return unsupported(Unsupported(f"`{operator}`", origin_at(place), "E123"), request)
     kind, text = type(failure).__name__, first_line(failure)
     if kind in ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException"):
-        return unsupported(Unsupported("what comes next depends on a tensor's values", _origin(place), "E122"), request)
+        return unsupported(Unsupported("what comes next depends on a tensor's values", origin_at(place), "E122"), request)
     if "vmap" in text:
         what = f"this call of `torch.vmap` cannot be traced: {text}"
         help = "write it with broadcasting: `a[:, None] <= b[None, :]`"
-        return unsupported(Unsupported(what, _origin(place), "E120", help), request)
-    return unsupported(Unsupported(f"tracing failed: {kind}: {text}", _origin(place)), request)
+        return unsupported(Unsupported(what, origin_at(place), "E120", help), request)
+    return unsupported(Unsupported(f"tracing failed: {kind}: {text}", origin_at(place)), request)
 
 
 def model_failure(failure: BaseException, request: CaptureRequest) -> PlanError:
@@ -225,5 +232,5 @@ def first_line(failure: BaseException) -> str:
     return lines[0] if lines else ""
 
 
-def _origin(place: tuple[str, int] | None) -> Origin:
+def origin_at(place: tuple[str, int] | None) -> Origin:
     return Origin("", f"{place[0]}:{place[1]}") if place is not None else Origin()

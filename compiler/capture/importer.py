@@ -183,6 +183,8 @@ class _Importer:
             if tensor is None or (several and k not in used):
                 made.outputs.append(None)
                 continue
+            if tensor.layout is not torch.strided:
+                raise Unsupported("a sparse tensor", origin)
             real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
             value = Value(
                 self.names(name.split(".")[1].strip("_")), dtype_name(tensor.dtype), tuple(map(int, tensor.shape)), "",

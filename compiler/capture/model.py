@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from runtime.factory import FactoryError, build
+from runtime.factory import FactoryError, build, resolve
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -28,6 +28,7 @@ def build_model(factory: str, options: Mapping[str, object], base: str | None, d
     Fake tensors on the CPU rather than meta ones: code that makes tensors without naming a device then mixes with the
     parameters as it does in eager. A constructor that reads a value (`.item()`) cannot run on them: it gets real ones.
     """
+    resolve(factory, base)  # imported here, not among fake tensors
     if dtype is not None and dtype.is_floating_point:
         torch.set_default_dtype(dtype)
     mode = FakeTensorMode()

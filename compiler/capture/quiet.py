@@ -7,8 +7,11 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 @contextlib.contextmanager
@@ -28,6 +31,33 @@ def preserved() -> Iterator[None]:
                 torch.overrides._pop_mode()  # type: ignore[attr-defined]
             torch.set_grad_enabled(grad)
             torch.set_default_dtype(dtype)
+
+
+@contextlib.contextmanager
+def real_imports() -> Iterator[None]:
+    """A module that is first imported while a model is built or traced gets real tensors of the usual dtype.
+
+    It stays imported: what it makes at its top level must not be fake, nor in the dtype of this capture.
+    """
+    original = SourceFileLoader.exec_module
+    dtype = torch.get_default_dtype()
+
+    def exec_module(self: SourceFileLoader, module: ModuleType) -> None:
+        if module.__name__.partition(".")[0] == "torch":
+            return original(self, module)
+        during = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                original(self, module)
+        finally:
+            torch.set_default_dtype(during)
+
+    SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del SourceFileLoader.exec_module  # what is left is the inherited one
 
 
 def _transforms() -> int:

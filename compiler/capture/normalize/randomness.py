@@ -55,7 +55,7 @@ def feature_dropout(b: Builder, call: Call) -> Value:
 
 
 def refuse(b: Builder, call: Call) -> Any:
-    name = call.node.op.split(".")[1].strip("_")
+    name = call.node.op.split(".")[1].strip("_").removesuffix("_functional")
     if call.named.get("train") is False or call.named.get("training") is False:
         if "dropout" in name:
             return call.x
