@@ -171,7 +171,7 @@ def finish_outputs(found: Propagation, request: LayoutRequest) -> None:
 def _joins_rows(node: Node, request: LayoutRequest) -> bool:
     """Whether the node makes one whole of rows that may not all be real."""
     time = request.time_axis
-    if not request.rows or time is None or not node.op.startswith("planc."):
-        return False
+    if not request.rows or time is None or not node.op.startswith("planc.") or node.op == "planc.count":
+        return False  # A count is made of shapes alone; `resolve_counts` makes it one of real rows.
     value, out = node.args[0], node.outputs[0]
     return isinstance(value, Value) and isinstance(value.layout[time], Shard) and out.layout[time] == R
