@@ -4,6 +4,7 @@ Made up for:
 - gradients switched off (`torch.no_grad()`) and `.data` become `detach`, which tracing keeps;
 - export reads the value of a zero-dimensional index (`x[i]`, `i` a tensor), which it does not have; indexing with it as
   a tensor is the same;
+- dropout of whole channels is dropout of a factor for each;
 - reentrant activation checkpointing just calls its function;
 - for verification in float64, casts to narrower floating types become casts to float64.
 
@@ -80,6 +81,8 @@ class Tracing(TorchFunctionMode):
             return self.read(func, name, args, kwargs)
         elif name in BY_HAND and func in HANDS:
             raise Unsupported(BY_HAND[name], self.here(), "E126")
+        elif name in CHANNEL_DROPOUT:
+            return channel_dropout(name, *args, **kwargs)
         if self.widen:
             args, kwargs = pytree.tree_map(widened, (args, kwargs)) if has_dtype(args, kwargs) else (args, kwargs)
             if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
@@ -119,6 +122,21 @@ class Tracing(TorchFunctionMode):
             if isinstance(item, Tensor) and any(isinstance(size, torch.SymInt) for size in item.shape):
                 raise Unsupported("the size of a result depends on values", self.here(), "E122")
         return result
+
+
+CHANNEL_DROPOUT = {"dropout1d": 2, "dropout2d": 0, "dropout3d": 4, "feature_dropout": 0}
+"""Functions that drop whole channels, with the number of dimensions at which they take a sample without its batch."""
+
+
+def channel_dropout(
+    name: str, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
+) -> Tensor:
+    """The same as dropout of one number for each channel (its own decomposition draws in another way)."""
+    if not (training and train) or p == 0:
+        return input
+    kept = 1 if input.dim() == CHANNEL_DROPOUT[name] else 2
+    factor = nn.functional.dropout(input.new_ones((*input.shape[:kept], *[1] * (input.dim() - kept))), p)
+    return input.mul_(factor) if inplace else input * factor
 
 
 HANDS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.backward, torch.autograd.grad,

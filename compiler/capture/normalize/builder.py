@@ -117,6 +117,11 @@ class Builder:
 
     def view(self, x: Value, shape: Sequence[int]) -> Value:
         shape = tuple(shape)
+        before = x
+        while before.producer is not None and before.producer.op == "aten.view.default":
+            before = before.producer.args[0]
+            if before.shape == shape:
+                return before  # there and back again
         return x if x.shape == shape else self.emit("aten.view.default", (x, shape), x.dtype, shape)
 
     def permute(self, x: Value, dims: Sequence[int]) -> Value:

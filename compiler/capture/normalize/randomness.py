@@ -43,17 +43,6 @@ def native_dropout(b: Builder, call: Call) -> list[Value | None]:
     return [dropped(b, call.x, call["p"]) if train else call.x, None]
 
 
-@handler("feature_dropout.default")
-def feature_dropout(b: Builder, call: Call) -> Value:
-    """Whole channels are dropped: the same bit for all of [N, C, …]."""
-    x, p = call.x, call["p"]
-    if not call["train"] or p == 0:
-        return x
-    channels = (*x.shape[:2], *[1] * (len(x.shape) - 2))
-    factor = dropped(b, b.full(channels, 1, x.dtype), p)
-    return b.emit("aten.mul.Tensor", (x, factor), x.dtype, x.shape)
-
-
 def refuse(b: Builder, call: Call) -> Any:
     name = call.node.op.split(".")[1].strip("_").removesuffix("_functional")
     if call.named.get("train") is False or call.named.get("training") is False:

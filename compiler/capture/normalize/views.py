@@ -78,10 +78,11 @@ def broadcast(b: Builder, call: Call) -> list[Value | None]:
     """`meshgrid` is a broadcast of vectors, each along its own dimension."""
     results: list[Value | None] = []
     grid = call.node.op.startswith("aten.meshgrid")
+    swapped = call.named.get("indexing") == "xy" and len(call.args[0]) > 1
     for k, (x, out) in enumerate(zip(call.args[0], call.node.outputs)):
         if out is not None and grid:
-            at = 1 - k if len(call.args) > 1 and call.args[1] == "xy" and k < 2 and len(call.args[0]) > 1 else k
-            x = b.view(x, [-(-x.shape[0] if x.shape else -1) if j == at else 1 for j in range(len(out.shape))])
+            at = 1 - k if swapped and k < 2 else k
+            x = b.view(x, [out.shape[at] if j == at else 1 for j in range(len(out.shape))])
         results.append(None if out is None else b.expand(x, out.shape))
     return results
 
