@@ -224,12 +224,12 @@ def do_run(options: argparse.Namespace) -> int:
         if not (folder / "program.yaml").exists():
             print(f"planc: compile first: planc compile {options.plan} -o {folder}", file=sys.stderr)
             return 2
-        return train(folder, resume=options.resume)
+        return train(folder, resume=options.resume, plan=options.plan)
     compilation = compile(options.plan, options.sets)
     folder = compilation.write(output_folder(options, compilation.program.name))
     show_warnings(compilation.warnings, dict(compilation.plan.sources))
     print_compilation(terminal(), compilation, folder)
-    arguments = ["-m", "runtime", str(folder), *(["--resume"] if options.resume else [])]
+    arguments = ["-m", "runtime", str(folder), "--plan", options.plan, *(["--resume"] if options.resume else [])]
     return launch(compilation.program.world, arguments)
 
 
