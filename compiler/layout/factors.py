@@ -67,13 +67,14 @@ def refined(
 
 def _taken_apart(shard: Shard, names: tuple[str, ...], rule: Rule, size: int) -> Rule:
     """The rule with the factor that `shard` falls inside, if there is one, split into what is outside the cut, what
-    is cut, and the unit. A factor that must be whole anyway stays as it is."""
+    is cut, and the unit. A factor that must be whole anyway stays as it is, and one that the operator itself reduces:
+    it knows contiguous parts alone."""
     count = size // (shard.outer * shard.unit)
     before = 1
     for name in names:
         outer, after = shard.outer // before, size // (before * rule.sizes[name])
         unit = shard.unit // after if shard.unit % after == 0 else 0
-        if shard.outer % before == 0 and outer * count * unit == rule.sizes[name] and name not in rule.fixed:
+        if shard.outer % before == 0 and outer * count * unit == rule.sizes[name] and name not in rule.fixed | rule.collective:
             parts = {f"{name}/{k}": part for k, part in enumerate((outer, count, unit)) if part != 1}
             return _replaced(rule, name, parts)
         before *= rule.sizes[name]

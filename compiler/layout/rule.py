@@ -36,7 +36,8 @@ class Rule:
     `operands` has an entry for each of `node.inputs` (in that order), `results` for each of `node.outputs`.
     `sizes` gives each factor's size. `reduces` gives the reduction of a factor that is not in the results
     ("sum" if absent). `addends` are operands that are added to what is summed (a bias): where a summed factor is cut,
-    one rank alone adds them. `shape_only` operands are asked for their type alone: any layout will do. `size_arg` is
+    one rank alone adds them. A `collective` factor is reduced by the operator itself, which communicates where it is
+    cut: its results are whole. `shape_only` operands are asked for their type alone: any layout will do. `size_arg` is
     the index of a positional argument that is the first result's shape, to be replaced by the local shape. `localize`
     rewrites the call where that is not enough. `cheap`: recomputing the result from its operands costs next to
     nothing (a view, a fill), so a consumer that needs only a part of it gets a call of its own that makes just that
@@ -50,6 +51,7 @@ class Rule:
     fixed: frozenset[str] = frozenset()
     linear: tuple[frozenset[int], ...] = ()
     addends: frozenset[int] = frozenset()
+    collective: frozenset[str] = frozenset()
     shape_only: frozenset[int] = frozenset()
     size_arg: int | None = None
     localize: Localize | None = None

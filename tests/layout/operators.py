@@ -816,6 +816,50 @@ def _bce(pick: Pick):
     return "aten.binary_cross_entropy_with_logits.default", real(*shape), unit(*shape).detach(), *weights, 0
 
 
+# -- relatives of the above ----------------------------------------------------------------------------------------------
+
+RELATIVES: dict[str, Callable[[Pick], Any]] = {
+    "_softmax": lambda pick: ("aten._softmax.default", real(pick(1, 5), pick(1, 5)), pick(0, 1), False),
+    "adaptive_max_pool2d": lambda pick: ("aten.adaptive_max_pool2d.default", real(pick(1, 5), pick(1, 4), 4, 3), (2, 1)),
+    "addbmm": lambda pick: ("aten.addbmm.default", real(2), real(pick(3, 3), 4, 5), real(3, 5, 2)),
+    "addmv": lambda pick: ("aten.addmv.default", real(4), real(4, 6), real(6)),
+    "addr": lambda pick: ("aten.addr.default", real(4, 6), real(4), real(6)),
+    "aminmax": lambda pick: ("aten.aminmax.default", real(*dims(pick, 2)), {"dim": pick(0, 1)}),
+    "argsort": lambda pick: ("aten.argsort.default", real(*dims(pick, 2)), pick(0, 1)),
+    "conv_transpose2d": lambda pick: ("aten.conv_transpose2d.input", real(pick(1, 4), 4, 3, 3), real(4, 6, 2, 2)),
+    "conv2d, same": lambda pick: ("aten.conv2d.padding", real(pick(1, 4), 4, 4, 3), real(6, 4, 3, 3), real(6), (1,), "same"),
+    "conv3d": lambda pick: ("aten.conv3d.default", real(pick(1, 4), 4, 2, 2, 2), real(6, 4, 1, 2, 1)),
+    "count_nonzero": lambda pick: ("aten.count_nonzero.dim_IntList", whole(2, *dims(pick, 2)), (pick(0, 1),)),
+    "cummax": lambda pick: ("aten.cummax.default", real(*dims(pick, 2)), pick(0, 1)),
+    "index_copy": lambda pick: ("aten.index_copy.default", real(5, 4), 0, torch.tensor([3, pick(0, 2)]), real(2, 4)),
+    "index_fill": lambda pick: ("aten.index_fill.int_Scalar", real(5, pick(1, 5)), 0, torch.tensor([3, 1]), float(pick(0, 1))),
+    "inner": lambda pick: ("aten.inner.default", real(*dims(pick, 0, 1), 4), real(*dims(pick, 0, 2), 4)),
+    "kl_div": lambda pick: ("aten.kl_div.default", real(*dims(pick, 2, 2)), constant(1).abs(), 0),
+    "kthvalue": lambda pick: ("aten.kthvalue.default", real(*dims(pick, 2)), 1, pick(0, 1)),
+    "mT": lambda pick: ("aten.mT.default", real(*dims(pick, 2))),
+    "max_pool2d_with_indices": lambda pick: ("aten.max_pool2d_with_indices.default", real(pick(1, 5), 4, 4, 4), (2, 2)),
+    "median": lambda pick: ("aten.median.dim", real(*dims(pick, 2)), pick(0, 1)),
+    "mv": lambda pick: ("aten.mv.default", real(pick(1, 6), 6), real(6)),
+    "native_layer_norm": lambda pick: ("aten.native_layer_norm.default", real(pick(1, 5), 4), (4,), real(4), real(4), 1e-5),
+    "norm": lambda pick: ("aten.norm.ScalarOpt_dim", real(*dims(pick, 2)), 2, (pick(0, 1),)),
+    "numpy_T": lambda pick: ("aten.numpy_T.default", real(*dims(pick, 2))),
+    "pairwise_distance": lambda pick: ("aten.pairwise_distance.default", real(pick(1, 5), 4), real(4)),
+    "pixel_unshuffle": lambda pick: ("aten.pixel_unshuffle.default", real(pick(1, 5), pick(1, 3), 4, 2), 2),
+    "replication_pad2d": lambda pick: ("aten.replication_pad2d.default", real(pick(1, 5), pick(1, 3), 3, 2), (1, 0, 2, 1)),
+    "scatter_reduce": lambda pick: (
+        ("aten.scatter_reduce.two", real(pick(4, 4), 4), 1, torch.rand(4, 4).argsort(1), real(4, 4), "sum")
+    ),
+    "std": lambda pick: ("aten.std.correction", real(pick(1, 5), 4), (1,)),
+    "take_along_dim": lambda pick: ("aten.take_along_dim.default", real(pick(1, 5), 4), whole(4, 1, pick(1, 5)), 1),
+    "tile": lambda pick: ("aten.tile.default", real(pick(1, 5), 4), (pick(1, 3),)),
+    "upsample_linear1d": lambda pick: ("aten.upsample_linear1d.default", real(pick(1, 5), pick(1, 5), 3), (4,), True),
+    "var_mean": lambda pick: ("aten.var_mean.correction", real(pick(2, 5), 4), (0,)),
+    "view_as": lambda pick: ("aten.view_as.default", real(6, pick(4, 4)), constant(3, 8)),
+}
+for _name, _make in RELATIVES.items():
+    call(_name)(_make)
+
+
 # -- without a rule ------------------------------------------------------------------------------------------------------
 
 

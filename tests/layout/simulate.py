@@ -352,6 +352,7 @@ class Simulator:
         self.graph, self.mesh = graph, mesh
         self.collectives = Collectives(mesh)
         self.parts: dict[Value, Parts] = {}
+        self.gathered: dict[Value, Parts] = {}
 
     def run(self, inputs: Mapping[Value, Parts]) -> dict[Value, Parts]:
         self.parts = dict(inputs)
@@ -359,6 +360,7 @@ class Simulator:
             if node.op in REDISTRIBUTIONS:
                 self.parts[node.outputs[0]] = self.collectives.run(node, self.parts[node.args[0]])
                 continue
+            self.whole_classes(node)
             for rank, at in enumerate(self.collectives.ranks):
                 results = self.compute(node, rank, at)
                 for out, tensor in zip(node.outputs, results):
@@ -366,6 +368,31 @@ class Simulator:
                         self.parts.setdefault(out, []).append(tensor)
                         assert tensor.shape == shape_of(out, self.mesh), f"{node.op} made {tensor.shape} for {out.layout}"
         return self.parts
+
+    def whole_classes(self, node: Node) -> None:
+        """A loss over classes that are cut exchanges what it needs: here, everything."""
+        if node.op != "planc.cross_entropy":
+            return
+        for value in (item for item in (node.args[0], node.args[2]) if isinstance(item, Value)):
+            dim = 1 if value is node.args[0] and len(value.shape) > 1 else 0
+            self.gathered[value] = self.parts[value]
+            axes = shard_axes(value.layout, Shard(dim), self.mesh)
+            if axes:
+                cut = (axes, dim, 1, value.shape[dim], 1)
+                there = lambda parts, cut=cut: self.collectives.all_gather(parts, *cut)
+                back = lambda parts, cut=cut: self.collectives.shard(parts, *cut, zero=True)
+                self.gathered[value] = list(Exchange.apply(there, back, *self.parts[value]))
+
+    def looked_up(self, node: Node, rank: int, at: Mapping[str, int]) -> Tensor:
+        """Of a table that is cut by rows: zero for the rows of others."""
+        given = arguments(node)
+        table, tokens = given["weight"], self.parts[given["indices"]][rank]
+        rows = held(table.shape, table.layout, self.mesh, at)[0]
+        found = (tokens[..., None] == rows).long()
+        local, mine = found.argmax(-1), found.any(-1)
+        entries = self.parts[table][rank][local]
+        entries = torch.where((tokens == given["padding_idx"])[..., None], entries.detach(), entries)
+        return torch.where(mine[..., None], entries, torch.zeros_like(entries))
 
     def compute(self, node: Node, rank: int, at: Mapping[str, int]) -> list[Tensor | None]:
         if node.op == "planc.count":
@@ -375,6 +402,9 @@ class Simulator:
         if node.op == "planc.dropout":
             value, p, _ = node.args
             return [self.parts[value][rank] * dropped(value.shape, held(value.shape, value.layout, self.mesh, at), p)]
+        if node.op == "aten.embedding.default":
+            return [self.looked_up(node, rank, at)]
+        parts = self.parts | self.gathered if node.op == "planc.cross_entropy" else self.parts
         op, args, kwargs = localized(node, self.mesh)
-        args, kwargs = map_values((args, kwargs), lambda value: self.parts[value][rank])
+        args, kwargs = map_values((args, kwargs), lambda value: parts[value][rank])
         return evaluate(op, args, kwargs)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 from compiler.ir.graph import Node
-from compiler.layout.rule import Rule, einsum, rule
+from compiler.layout.rule import Rule, einsum, rule, whole
 from compiler.layout.rules.signature import arguments, by_name
 
 PRODUCTS = {
     "aten.bmm.default": "b m k, b k n -> b m n",
     "aten.dot.default": "k, k ->",
-    "aten.inner.default": "... k, k -> ...",
     "aten.mm.default": "m k, k n -> m n",
     "aten.mv.default": "m k, k -> m",
     "aten.outer.default": "m, n -> m n",
@@ -33,6 +32,16 @@ def matmul(node: Node) -> Rule:
     text = f"{'k' if left == 1 else '... m k'}, {'k' if right == 1 else '... k n'}"
     result = f"{'... ' if max(left, right) > 2 else ''}{'m ' if left > 1 else ''}{'n' if right > 1 else ''}"
     return einsum(node, f"{text} -> {result}", linear=BOTH)
+
+
+@rule("aten.inner.default")
+def inner(node: Node) -> Rule:
+    """Both contract their last dimension; scalars multiply."""
+    left, right = ([f"{side}{k}" for k in range(len(value.shape) - 1)] for side, value in zip("lr", node.inputs))
+    if not all(value.shape for value in node.inputs):
+        return whole(node)
+    text = f"{' '.join(left)} k, {' '.join(right)} k -> {' '.join(left + right)}"
+    return einsum(node, text, linear=BOTH)
 
 
 @rule("aten.linear.default")

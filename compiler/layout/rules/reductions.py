@@ -31,7 +31,7 @@ WHOLE = """
     mean.default mean.dim var.default var.dim var.correction std.default std.dim std.correction var_mean.default
     var_mean.dim var_mean.correction std_mean.correction prod.default prod.dim_int logsumexp.default
     linalg_vector_norm.default norm.Scalar norm.ScalarOpt_dim max.dim min.dim aminmax.default argmax.default
-    argmin.default median.default median.dim nanmedian.default mode.default kthvalue.default quantile.default
+    argmin.default median.default median.dim nanmedian.default mode.default kthvalue.default
 """.split()
 """Reductions whose parts do not add up: the reduced dimensions must be whole."""
 
