@@ -26,6 +26,9 @@ from compiler.passes.lower_support import LoweringError
 from compiler.passes.pipeline import lowering
 from compiler.passes.resolve_counts import ResolveCounts
 from compiler.report.asked import Asked, asked
+from compiler.segments.split import units
+from compiler.tensor.sequence import sequence_layouts
+from compiler.tensor.styles import tensor_layouts
 from compiler.support import check_rows, check_supported, explain_lowering, explain_time_mixing
 from runtime.context import TIME
 from runtime.program import Program
@@ -87,7 +90,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         except LoweringError as error:
             raise explain_lowering(plan, error) from None
     with clock("layouts"):
-        request = layout_request(plan, mesh, graph)
+        request = layout_request(plan, mesh, graph, captured)
         try:
             assigned = assign_layouts(graph, request)
         except TimeMixing as mixing:
@@ -141,7 +144,7 @@ def capture_request(plan: Plan, mesh: Mesh, options: Options) -> CaptureRequest:
     return CaptureRequest.from_plan(plan, ways, dtype, check_rows=is_ragged(plan))
 
 
-def layout_request(plan: Plan, mesh: Mesh, graph: Graph) -> LayoutRequest:
+def layout_request(plan: Plan, mesh: Mesh, graph: Graph, captured: Captured) -> LayoutRequest:
     """Batch inputs are cut over the data axes and time; parameters are used there in work that differs."""
     split = batch_axes(plan)
     over = (*split, *((TIME,) if TIME in mesh.names else ()))
@@ -152,9 +155,12 @@ def layout_request(plan: Plan, mesh: Mesh, graph: Graph) -> LayoutRequest:
             layouts[value.name] = Layout((axis, Shard(dim)) for axis in over)
         elif value.kind == "param" and value.differentiable:
             layouts[value.name] = Layout((axis, V) for axis in over)
+    for name, layout in tensor_layouts(plan, graph).items():
+        layouts[name] = Layout({**layouts.get(name, Layout()), **layout})
     time = TIME if TIME in mesh.names else None
     rows = next((v.shape[d] for v in graph.inputs if v.kind == "batch" and (d := dims[v.name]) is not None), 0)
-    return LayoutRequest(mesh, split, layouts, time, rows if is_ragged(plan) else 0)
+    placed = sequence_layouts(plan, graph, units(captured.lists, captured.modules, plan.segments))
+    return LayoutRequest(mesh, split, layouts, time, rows if is_ragged(plan) else 0, placed)
 
 
 def _after_layouts(assigned: Assigned, request: LayoutRequest, watch: Watch | None) -> None:

@@ -15,11 +15,12 @@ declare_codes(
         "E202": "an operator mixes the samples of several micro-batches",
         "E203": "an operator that cannot keep its meaning in a plan",
         "E204": "a batch that does not divide, and a model that calculates with its size",
+        "E205": "a tensor-parallel pattern that names no parameters",
         "W201": "a mesh axis that no strategy uses",
     }
 )
 
-STRATEGIES = {"zero": "ZeRO", "tensor": "tensor parallelism", "context": "context parallelism", "pipeline": "pipelines"}
+STRATEGIES = {"zero": "ZeRO", "context": "context parallelism", "pipeline": "pipelines"}
 
 
 def check_supported(plan: Plan) -> list[Diagnostic]:
@@ -35,6 +36,7 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
                 label=f"{title} over {plan.axis_size(strategy.axes[0])} ranks",
                 help=f"remove the statement, or set its axis to 1: --set {strategy.axes[0]}=1",
             )
+    _check_tensor(plan, found)
     for option in plan.precision.given:
         found.error("E201", f"`precision {{ {option} }}` is not supported yet", plan.precision.given[option])
     for rule in plan.recompute:
@@ -56,6 +58,22 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
             )
     found.raise_if_errors(plan.sources)
     return found.warnings
+
+
+def _check_tensor(plan: Plan, found: Diagnostics) -> None:
+    strategy = plan.tensor
+    if strategy is None or all(plan.axis_size(axis) == 1 for axis in strategy.axes):
+        return
+    if strategy.overlap:
+        found.error("E201", "`overlap = on` is not supported yet", strategy.given["overlap"])
+    named = (*strategy.column, *strategy.row, *strategy.vocab)
+    if strategy.style == "auto" and ("style" in strategy.given or not named):
+        found.error(
+            "E201",
+            "`tensor { style = auto }` is not supported yet",
+            strategy.given.get("style", strategy.span),
+            help='name the layers: column "layers.*.attn.w[qkv]"; row "layers.*.attn.wo"; vocab "embed", "head"',
+        )
 
 
 def explain_time_mixing(plan: Plan, mixing: TimeMixing) -> PlanError:

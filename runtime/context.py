@@ -1,20 +1,20 @@
 """The context of a rank: what generated code calls besides ATen operators.
 
-It knows where the rank stands on the mesh, which micro-batch and step it is at, and does the communication of
+Every tensor that it gives is contiguous, as the code was recorded. It knows where the rank stands on the mesh, which micro-batch and step it is at, and does the communication of
 redistributions inside segments. A cut is written as `runtime.cuts` says.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from runtime import attention as attention_kernels
-from runtime import random
+from runtime import cross_entropy, random
 from runtime.cuts import Cut, parse_cuts, positions
 from runtime.mesh import Mesh
 from runtime.opaque import call_opaque
@@ -69,7 +69,7 @@ class RankContext:
         length = math.ceil(c.count / ways)
         split = parts.view(ways, *shape[: c.dim], c.outer, length, c.unit, *shape[c.dim + 1 :])
         whole = split.movedim(0, c.dim + 1).flatten(c.dim + 1, c.dim + 2).narrow(c.dim + 1, 0, c.count)
-        return whole.flatten(c.dim, c.dim + 2) if c.dim + 2 < whole.dim() else whole.flatten(c.dim)
+        return whole.flatten(c.dim, c.dim + 2).contiguous()
 
     def _parts(self, x: Tensor, c: Cut, ways: int) -> Tensor:
         """The inverse of `_joined`, padded with zeros: [ways, …]."""
@@ -98,12 +98,13 @@ class RankContext:
         parts = x.unflatten(target, (len(group), -1)).movedim(target, 0).contiguous()
         out = torch.empty_like(parts)
         self.transport.all_to_all(out, parts, group, label=f"{self.where}: all_to_all over {axis}")
-        return out.movedim(0, source).flatten(source, source + 1)
+        return out.movedim(0, source).flatten(source, source + 1).contiguous()
 
     # -- local parts ---------------------------------------------------------------------------------------------
 
-    def shard(self, x: Tensor, cut: str) -> Tensor:
-        """R → S or V → S: this rank's part; padding repeats the last entry."""
+    def shard(self, x: Tensor, cut: str, zeros: bool = False) -> Tensor:
+        """R → S or V → S: this rank's part. Padding repeats the last entry, as finite as real ones, or holds `zeros`:
+        a gradient has nothing there."""
         (c,) = parse_cuts(cut)
         if not c.axes:
             return x
@@ -116,7 +117,10 @@ class RankContext:
         else:
             index = torch.arange(start, start + length, device=x.device).clamp_(max=held - 1)
             part = split.index_select(c.dim + 1, index)
-        return part.flatten(c.dim, c.dim + 2)
+            if zeros:
+                real = max(0, min(length, held - start))
+                part.narrow(c.dim + 1, real, length - real).zero_()
+        return part.flatten(c.dim, c.dim + 2).contiguous()
 
     def unshard(self, x: Tensor, cut: str) -> Tensor:
         """The transpose of V → S: this rank's part in its place, zeros elsewhere."""
@@ -151,6 +155,33 @@ class RankContext:
         out = x.unflatten(c.dim, (c.outer, length, c.unit)).clone()
         out.narrow(c.dim + 1, real, length - real).fill_(fill)
         return out.flatten(c.dim, c.dim + 2)
+
+    def own_rows(self, index: Tensor, cut: str) -> tuple[Tensor, Tensor]:
+        """(position in this rank's part of a cut table, 0 for what others have; whether others have it [..., 1])."""
+        (c,) = parse_cuts(cut)
+        start, length = c.part(self.sizes, self.coords)
+        local = index - start
+        others = (local < 0) | (local >= length)
+        return local.masked_fill(others, 0), others.unsqueeze(-1)
+
+    def cross_entropy(
+        self, logits: Tensor, target: Tensor, weight: Tensor | None, ignore: int, smoothing: float, cut: str
+    ) -> tuple[Tensor, Tensor]:
+        """Losses and log-sum-exps over classes that are cut (see `runtime.cross_entropy`)."""
+        return cross_entropy.forward(logits, target, weight, ignore, smoothing, *self._classes(cut))
+
+    def cross_entropy_backward(
+        self, gradient: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor, ignore: int,
+        smoothing: float, cut: str,
+    ) -> Tensor:  # fmt: skip
+        return cross_entropy.backward(gradient, logits, target, weight, lse, ignore, smoothing, *self._classes(cut))
+
+    def _classes(self, cut: str) -> tuple[int, int, int, Callable[[Tensor, str], Tensor]]:
+        """(first class, real classes, all classes, reduction over the ranks that share them)."""
+        (c,) = parse_cuts(cut)
+        start, length = c.part(self.sizes, self.coords)
+        real = min(max(c.count - start, 0), length)
+        return start, real, c.count, lambda tensor, op: self.all_reduce(tensor, c.axes, op)
 
     def rows(self, each: float, dtype: torch.dtype) -> Tensor:
         """`each` for every real row of the batch."""

@@ -37,18 +37,27 @@ class Cut:
 
 
 def positions(
-    cuts: Sequence[Cut], size: int, sizes: Mapping[str, int], coords: Mapping[str, int], device: torch.device
+    cuts: Sequence[Cut],
+    size: int,
+    sizes: Mapping[str, int],
+    coords: Mapping[str, int],
+    device: torch.device,
+    mark_padding: bool = False,
 ) -> torch.Tensor:
     """The global positions along a dimension of `size` that the part under all its `cuts` holds: int64[local size].
 
-    In padding the last position is repeated.
+    In padding the last position is repeated, or with `mark_padding` it is -1.
     """
     where = torch.arange(size, device=device)
     # From the innermost factor outwards, so that the outer factors of a cut are still whole when it is applied.
     for cut in sorted(cuts, key=lambda cut: -cut.outer):
         start, length = cut.part(sizes, coords)
-        chosen = torch.arange(start, start + length, device=device).clamp_(max=max(cut.count - 1, 0))
-        where = where.view(cut.outer, cut.count, -1)[:, chosen].reshape(-1)
+        chosen = torch.arange(start, start + length, device=device)
+        padding = chosen >= cut.count
+        where = where.view(cut.outer, cut.count, -1)[:, chosen.clamp_(max=max(cut.count - 1, 0))]
+        if mark_padding:
+            where = where.masked_fill(padding[None, :, None], -1)
+        where = where.reshape(-1)
     return where
 
 

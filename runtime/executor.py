@@ -148,7 +148,7 @@ class Executor:
         if dim is None or parts == 1:
             return tensor
         rows = tensor.shape[dim] // parts
-        return tensor.narrow(dim, micro * rows, rows)
+        return tensor.narrow(dim, micro * rows, rows).contiguous()
 
     def do_forward(self, instruction: Instruction) -> None:
         call = self.calls[instruction.target]

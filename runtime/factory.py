@@ -270,14 +270,15 @@ def _configuration(factory: str, module: ModuleType, name: str, options: Mapping
         )  # fmt: skip
     given = {key: value for key, value in options.items() if key != "config"}
     known = _known_options(make)
+    defaults = CONFIG_DEFAULTS if known is None or "use_cache" in known or _takes_any(make) else {}
+    made = _call(f"{module.__name__}:{name}", make, {**defaults, **given})
     for key in given:
-        # Such a class takes any name and keeps it: a misspelled option would silently do nothing.
-        if known is not None and key not in known and key not in CONFIG_DEFAULTS:
+        # Such a class keeps any name that it does not know: a misspelled option would silently do nothing.
+        if known is not None and key not in known and key in getattr(made, "__dict__", ()):
             raise FactoryError(
                 f"`{name}` has no option `{key}`", "", _did_you_mean(key, known), option=key, kind="options"
             )
-    defaults = CONFIG_DEFAULTS if known is None or "use_cache" in known or _takes_any(make) else {}
-    return _call(f"{module.__name__}:{name}", make, {**defaults, **given})
+    return made
 
 
 def _known_options(make: Callable[..., Any]) -> set[str] | None:

@@ -162,7 +162,9 @@ def assemble(program: Program, runs: Sequence[RankRun]) -> list[Trajectory]:
                     part, index = pick(peer), []
                     for dim, size in enumerate(specs[name].shape):
                         own = [cut for cut in cuts if cut.dim == dim]
-                        index.append(positions(own, size, peer.sizes, peer.coords, part.device))
+                        where = positions(own, size, peer.sizes, peer.coords, part.device, mark_padding=True)
+                        part = part.index_select(dim, (where >= 0).nonzero().flatten())
+                        index.append(where[where >= 0])
                     result[torch.meshgrid(*index, indexing="ij")] = part
             return result
 

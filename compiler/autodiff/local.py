@@ -8,6 +8,7 @@ from typing import Any
 
 from compiler.ir.graph import Node, Value
 from compiler.layout.placement import Layout, Mesh, Shard, local_shape, shard_axes
+from compiler.layout.redistribute import held_cut
 from compiler.layout.rule import rule_of
 from runtime.cuts import Cut
 
@@ -35,20 +36,11 @@ def cut_text(axes: Iterable[str], dim: int, outer: int, count: int, unit: int, m
     return str(Cut(dim, tuple(axis for axis in axes if mesh.size(axis) > 1), outer, count, unit))
 
 
-def local_cut(value: Value, axes: Iterable[str], shard: Shard, mesh: Mesh) -> str:
-    """The cut `shard` of a value of which other axes may cut other factors of the same dimension already."""
-    layout = value.layout or Layout()
-    outer, unit = shard.outer, shard.unit
-    for other in {place for place in layout.values() if isinstance(place, Shard) and place.dim == shard.dim}:
-        if other == shard:
-            continue
-        ways = math.prod(mesh.size(axis) for axis in shard_axes(layout, other, mesh))
-        count = value.shape[other.dim] // (other.outer * other.unit)
-        left = other.outer < shard.outer
-        outer, unit = (outer * math.ceil(count / ways) // count, unit) if left else (
-            outer, unit * math.ceil(count / ways) // count)
-    count = value.shape[shard.dim] // (shard.outer * shard.unit)
-    return cut_text(axes, shard.dim, outer, count, unit, mesh)
+def held_cut_text(value: Value, axes: tuple[str, ...], mesh: Mesh) -> str:
+    """How `axes`, which all cut one factor, cut the value, as the runtime reads it."""
+    shard = (value.layout or Layout())[axes[0]]
+    assert isinstance(shard, Shard)
+    return cut_text(axes, *held_cut(value, shard, axes, mesh), mesh)
 
 
 def cuts_text(value: Value, mesh: Mesh) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from compiler.autodiff.local import cuts_text, local_cut, shape_of
+from compiler.autodiff.local import cut_text, cuts_text, held_cut_text, shape_of
 from compiler.ir.graph import Node, Value, values_in
 from compiler.layout.placement import Replicate, Shard
 
@@ -33,8 +33,7 @@ def backward(op: str) -> Callable[[Backward], Backward]:
 
 
 def _cut(tracer: Tracer, node: Node) -> str:
-    axes, dim, outer, _, unit = node.args[1:6]
-    return local_cut(node.args[0], axes, Shard(dim, outer, unit), tracer.mesh)
+    return cut_text(*node.args[1:6], tracer.mesh)
 
 
 def _record(tracer: Tracer, node: Node, op: str, *args: Any) -> torch.Tensor:
@@ -91,8 +90,9 @@ def all_gather(tracer: Tracer, node: Node) -> torch.Tensor:
 @backward("planc.all_gather")
 def all_gather_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
     whole = node.outputs[0].layout[node.args[1][0]]
-    op = "planc.shard" if isinstance(whole, Replicate) else "planc.reduce_scatter"
-    return _like(tracer, node, gradients[0], op, _cut(tracer, node))
+    if isinstance(whole, Replicate):
+        return _like(tracer, node, gradients[0], "planc.shard", _cut(tracer, node), True)
+    return _like(tracer, node, gradients[0], "planc.reduce_scatter", _cut(tracer, node))
 
 
 @forward("planc.reduce_scatter")
@@ -156,13 +156,65 @@ def cast(tracer: Tracer, node: Node) -> torch.Tensor:
     return tracer.tensor(node.args[0]).to(getattr(torch, node.args[1].removeprefix("torch.")))
 
 
+def _class_cut(tracer: Tracer, node: Node) -> str | None:
+    """The cut of the classes of a loss, if they are cut; one of the leading dimensions is the batch's."""
+    logits, target = node.args[:2]
+    dim = 1 if len(logits.shape) > 1 else 0
+    axes = tuple(a for a in tracer.mesh.names if isinstance(p := logits.layout[a], Shard) and p.dim == dim)
+    if not axes or len(target.shape) == len(logits.shape):
+        return None
+    return held_cut_text(logits, axes, tracer.mesh)
+
+
 @forward("planc.cross_entropy")
 def cross_entropy(tracer: Tracer, node: Node) -> torch.Tensor:
+    """torch's own where every rank has all classes, else one operator that exchanges maxima and sums."""
     logits, target, weight, ignore_index, smoothing = node.args
+    cut = _class_cut(tracer, node)
+    if cut is not None:
+        out = node.outputs[0]
+        shape = shape_of(out, tracer.mesh)
+        wide = "float32" if out.dtype in ("bfloat16", "float16") else out.dtype
+        results = (tracer.recorder.empty(shape, out.dtype), tracer.recorder.empty(shape, wide))
+        operands = [tracer.value(item) if isinstance(item, Value) else None for item in (logits, target, weight)]
+        return tracer.recorder.add("planc.cross_entropy", (*operands, ignore_index, smoothing, cut), results)[0]
     tensors = [tracer.tensor(item) if isinstance(item, Value) else None for item in (logits, target, weight)]
     return torch.nn.functional.cross_entropy(
         tensors[0], tensors[1], tensors[2], reduction="none", ignore_index=ignore_index, label_smoothing=smoothing
     )
+
+
+@backward("planc.cross_entropy")
+def cross_entropy_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor] | None:
+    if _class_cut(tracer, node) is None:
+        return None
+    recorder = tracer.recorder
+    logits = node.args[0]
+    made = recorder.value_of(tracer.results[node][0]).producer
+    operands, rest = made.args[:3], made.args[3:]
+    arguments = (recorder.value_of(gradients[0]), *operands, made.outputs[1], *rest)
+    result = recorder.empty(shape_of(logits, tracer.mesh), logits.dtype)
+    return {logits: recorder.add("planc.cross_entropy_backward", arguments, result)}
+
+
+@forward("aten.embedding.default")
+def embedding(tracer: Tracer, node: Node) -> Any:
+    """Of a table that is cut by rows: tokens of other ranks look up row 0 and get zeros."""
+    table, tokens = node.args[:2]
+    axes = tuple(a for a in tracer.mesh.names if isinstance(p := table.layout[a], Shard) and p.dim == 0)
+    if not axes:
+        return tracer.call(node)
+    cut = held_cut_text(table, axes, tracer.mesh)
+    local = shape_of(tokens, tracer.mesh)
+    results = (tracer.recorder.empty(local, tokens.dtype), tracer.recorder.empty((*local, 1), "bool"))
+    rows, others = tracer.recorder.add("planc.own_rows", (tracer.value(tokens), cut), results)
+    found = torch.nn.functional.embedding(rows, tracer.tensor(table))
+    padding = node.args[2] if len(node.args) > 2 else -1
+    if padding >= 0:
+        # The padding row is read, but gets no gradient.
+        is_padding = (tracer.tensor(tokens) == padding).unsqueeze(-1)
+        found = torch.where(is_padding, found.detach(), found)
+    return found.masked_fill(others, 0.0)
 
 
 @forward("planc.rows")

@@ -55,6 +55,20 @@ class Tracer:
         """The local value that stands for a value of the graph."""
         return self.recorder.value_of(self.tensors[value])
 
+    def call(self, node: Node) -> Any:
+        """Run an ATen operator on the fake tensors, with local arguments."""
+        op, args, kwargs = localized(node, self.mesh)
+
+        def real(argument: Any) -> Any:
+            if isinstance(argument, str) and argument.startswith("torch."):
+                return getattr(torch, argument.removeprefix("torch."))
+            if isinstance(argument, tuple):
+                return [real(item) for item in argument]
+            return argument
+
+        args, kwargs = map_values((args, kwargs), self.tensor)
+        return operator(op)(*[real(item) for item in args], **{key: real(item) for key, item in kwargs.items()})
+
 
 def trace(graph: Graph, mesh: Mesh, with_gradient: Sequence[bool]) -> Recorded:
     """Local code of `graph`; `with_gradient[k]`: output k gets a cotangent (in the order of `graph.outputs`)."""
@@ -72,7 +86,7 @@ def _trace(graph: Graph, mesh: Mesh, with_gradient: Sequence[bool]) -> Recorded:
         arguments.append(local)
     leaves = {node: run_node(tracer, node) for node in graph.nodes}
     outputs = list(graph.outputs.values())
-    results = [tracer.value(value) for value in outputs]
+    results = [recorder.value_of(contiguous(tracer, tracer.tensor(value))) for value in outputs]
     forward, recorder.nodes = recorder.nodes, []
 
     gradients: dict[Value, torch.Tensor] = {}
@@ -87,12 +101,25 @@ def _trace(graph: Graph, mesh: Mesh, with_gradient: Sequence[bool]) -> Recorded:
         accumulate(tracer, gradients, value, tensor)
     for node in reversed(graph.nodes):
         differentiate_node(tracer, node, leaves[node], gradients)
-    found = [recorder.value_of(gradients[v]) if v in gradients and v.differentiable else None for v in graph.inputs]
+    found: list[Value | None] = []
+    for value in graph.inputs:
+        given = gradients.get(value) if value.differentiable else None
+        if given is not None and value.kind != "param":
+            given = contiguous(tracer, given)
+        found.append(None if given is None else recorder.value_of(given))
     meaning = {tracer.value(value): value for value in graph.values()}
     forward, env = simplify(forward)
     backward, env = simplify(recorder.nodes, env)
     now = [None if value is None else env.get(value, value) for value in found]
     return Recorded(arguments, forward, [env.get(v, v) for v in results], cotangents, backward, now, meaning)
+
+
+def contiguous(tracer: Tracer, tensor: torch.Tensor) -> torch.Tensor:
+    """What passes between segments is contiguous: each is traced without knowing the strides of the others."""
+    if tensor.is_contiguous():
+        return tensor
+    with tracer.recorder:
+        return tensor.contiguous()
 
 
 def run_node(tracer: Tracer, node: Node) -> dict[Value, torch.Tensor]:
@@ -106,7 +133,7 @@ def run_node(tracer: Tracer, node: Node) -> dict[Value, torch.Tensor]:
     base = next((out.name for out in node.outputs if out is not None), "v")
     with recorder.at(node.origin, base.split(".")[0]):
         with recorder:
-            result = FORWARD[node.op](tracer, node) if node.op in FORWARD else call(tracer, node)
+            result = FORWARD[node.op](tracer, node) if node.op in FORWARD else tracer.call(node)
     tracer.tensors = before
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     tracer.results[node] = results
@@ -114,21 +141,6 @@ def run_node(tracer: Tracer, node: Node) -> dict[Value, torch.Tensor]:
         if out is not None:
             tracer.tensors[out] = tensor
     return leaves
-
-
-def call(tracer: Tracer, node: Node) -> Any:
-    """Run an ATen operator on the fake tensors, with local arguments."""
-    op, args, kwargs = localized(node, tracer.mesh)
-
-    def real(argument: Any) -> Any:
-        if isinstance(argument, str) and argument.startswith("torch."):
-            return getattr(torch, argument.removeprefix("torch."))
-        if isinstance(argument, tuple):
-            return [real(item) for item in argument]
-        return argument
-
-    args, kwargs = map_values((args, kwargs), tracer.tensor)
-    return operator(op)(*[real(item) for item in args], **{key: real(item) for key, item in kwargs.items()})
 
 
 def operator(name: str) -> Any:

@@ -83,6 +83,7 @@ def propagate(
     time_axis: str | None = None,
     rows: int = 0,
     hoistable: Callable[[Value], bool] = lambda value: False,
+    placed: Mapping[Value, Layout] = {},
 ) -> Propagation:
     """Give every value a layout. `layouts` are those of the graph's inputs (replicated if absent).
 
@@ -90,7 +91,7 @@ def propagate(
     batch of an epoch), so what is summed over the batch is masked. Raises NeedsHoist with every value to hoist that
     one sweep finds, or TimeMixing.
     """
-    return _Propagator(graph, mesh, layouts, time_axis, rows, hoistable).run()
+    return _Propagator(graph, mesh, layouts, time_axis, rows, hoistable, placed).run()
 
 
 class _Propagator:
@@ -102,7 +103,9 @@ class _Propagator:
         time_axis: str | None,
         rows: int,
         hoistable: Callable[[Value], bool],
+        placed: Mapping[Value, Layout],
     ):
+        self.placed = placed
         self.source, self.mesh, self.time_axis, self.hoistable = graph, mesh, time_axis, hoistable
         self.graph = Graph(graph.name)
         self.moves = Redistributor(self.graph, mesh, time_axis, rows)
@@ -178,7 +181,7 @@ class _Propagator:
         """The gradient of a maximum over ranks is not local: only undifferentiated ones may be made so."""
         if factor in rule.fixed:
             return False
-        if rule.reduces.get(factor, "sum") == "sum":
+        if factor in rule.collective or rule.reduces.get(factor, "sum") == "sum":
             return True
         return all(
             has(dims, factor) or not out.differentiable
@@ -245,7 +248,7 @@ class _Propagator:
         if k in rule.shape_only:
             return place
         # In work that differs, or on what differs, an operand's gradient is a term of a sum.
-        differs = choice.kind != "whole" or any(
+        differs = choice.kind != "whole" and choice.factor not in rule.collective or any(
             isinstance(other.layout[axis], Varying) for i, other in enumerate(operands) if i not in rule.shape_only
         )
         whole: Placement = V if isinstance(place, Varying) or (differs and value.differentiable) else R
@@ -272,7 +275,8 @@ class _Propagator:
                 places[axis] = P
             elif choice.kind == "cut":
                 shard = shard_for(choice.factor, dims, rule, out.shape, self.ways(choice.factor, choices))
-                places[axis] = shard or Partial(rule.reduces.get(choice.factor, "sum"))
+                reduced = R if choice.factor in rule.collective else Partial(rule.reduces.get(choice.factor, "sum"))
+                places[axis] = shard or reduced
             elif out.differentiable and any(isinstance(layout[axis], Varying) for layout in targets):
                 places[axis] = V
         return Layout(places)
@@ -283,7 +287,7 @@ class _Propagator:
         """Neutral elements in the padding of what is about to be reduced over it."""
         cut = dict((choice.factor, axis) for axis, choice in choices.items() if choice.kind == "cut")
         for factor, axis in cut.items():
-            if any(has(dims, factor) for dims in rule.results if dims is not None):
+            if factor in rule.collective or any(has(dims, factor) for dims in rule.results if dims is not None):
                 continue
             reduction = rule.reduces.get(factor, "sum")
             holders = [k for k, dims in enumerate(rule.operands) if has(dims, factor)]
@@ -304,6 +308,12 @@ class _Propagator:
             self.env[out] = value
             new.outputs.append(value)
         self.moves.append(new)
+        for out in node.outputs:
+            if out is not None and out in self.placed:
+                value = self.env[out]
+                assert value.layout is not None
+                target = Layout({**{axis: value.layout[axis] for axis in value.layout}, **self.placed[out]})
+                self.env[out] = self.moves.to(value, target, node.origin)
 
     # -- time ----------------------------------------------------------------------------------------------------
 

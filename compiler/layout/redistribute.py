@@ -164,7 +164,7 @@ class Redistributor:
         if any(value.layout[other].dim == place.dim and value.layout[other] != target[other] for other in held):
             return value
         axes = self.scattered(value, axis, target)
-        args = (axes, *self.cut(value, place, axes))
+        args = (axes, *held_cut(value, place, axes, self.mesh))
         return self.step("planc.reduce_scatter", value, dict.fromkeys(axes, place), args, origin)
 
     def gathers(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
@@ -183,7 +183,7 @@ class Redistributor:
         uneven = is_padded(value.shape, value.layout, now, self.mesh)
         axes = shared if uneven else shared[shared.index(axis) :]
         whole = V if value.differentiable and all(target[other] == V for other in axes) else R
-        args = (axes, *self.cut(value, now, axes))
+        args = (axes, *held_cut(value, now, axes, self.mesh))
         return self.step("planc.all_gather", value, dict.fromkeys(axes, whole), args, origin)
 
     def can_exchange(self, value: Value, axis: str, target: Layout) -> bool:
@@ -224,27 +224,8 @@ class Redistributor:
         shared = shard_axes(target, place, self.mesh)
         whole = [other for other in shared if isinstance(value.layout[other], (Replicate, Varying))]
         axes = tuple(itertools.takewhile(lambda other: value.layout[other] == value.layout[whole[0]], whole))
-        args = (axes, *self.cut(value, place, axes))
+        args = (axes, *held_cut(value, place, axes, self.mesh))
         return self.step("planc.shard", value, dict.fromkeys(axes, place), args, origin)
-
-    def cut(self, value: Value, shard: Shard, axes: tuple[str, ...]) -> tuple[int, int, int, int]:
-        """(dim, outer, count, unit) of the cut over `axes`, of a tensor that has all of the value's other cuts."""
-        size = value.shape[shard.dim]
-        outer, count, unit = shard.outer, size // (shard.outer * shard.unit), shard.unit
-        others: dict[Shard, int] = {}
-        for axis, place in value.layout.items():
-            if isinstance(place, Shard) and place.dim == shard.dim and axis not in axes:
-                others[place] = others.get(place, 1) * self.mesh.size(axis)
-        for other, ways in others.items():
-            whole = size // (other.outer * other.unit)
-            part = math.ceil(whole / ways)
-            if other.outer < shard.outer:
-                outer = outer * part // whole
-            elif other.outer >= shard.outer * count and shard.unit > 1:
-                unit = unit * part // whole
-            else:
-                count = count * part // whole
-        return shard.dim, outer, count, unit
 
     def step(self, op: str, value: Value, places: dict[str, Placement], args: tuple, origin: Origin) -> Value:
         layout = value.layout
@@ -334,7 +315,7 @@ class Redistributor:
             return value
         key = (value, shard, reduction)
         if key not in self.masks:
-            dim, outer, count, unit = self.cut(value, shard, axes)
+            dim, outer, count, unit = held_cut(value, shard, axes, self.mesh)
             limit = ("rows", count // self.rows) if ragged else count
             node = Node("planc.mask", (value, axes, dim, outer, count, unit, limit, reduction), {}, [], origin)
             out = Value(self.fresh(value.name), value.dtype, value.shape, differentiable=value.differentiable)
@@ -343,3 +324,23 @@ class Redistributor:
             self.append(node)
             self.masks[key] = out
         return self.masks[key]
+
+
+def held_cut(value: Value, shard: Shard, axes: tuple[str, ...], mesh: Mesh) -> tuple[int, int, int, int]:
+    """(dim, outer, count, unit) of the cut over `axes`, of a tensor that has all of the value's other cuts."""
+    layout, size = value.layout or Layout(), value.shape[shard.dim]
+    outer, count, unit = shard.outer, size // (shard.outer * shard.unit), shard.unit
+    others: dict[Shard, int] = {}
+    for axis, place in layout.items():
+        if isinstance(place, Shard) and place.dim == shard.dim and axis not in axes:
+            others[place] = others.get(place, 1) * mesh.size(axis)
+    for other, ways in others.items():
+        whole = size // (other.outer * other.unit)
+        part = math.ceil(whole / ways)
+        if other.outer < shard.outer:
+            outer = outer * part // whole
+        elif other.outer >= shard.outer * count and shard.unit > 1:
+            unit = unit * part // whole
+        else:
+            count = count * part // whole
+    return shard.dim, outer, count, unit

@@ -14,7 +14,7 @@ before the first micro-batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compiler.ir.graph import Graph, Node, Origin, Value, map_values
 from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Shard
@@ -26,7 +26,8 @@ from compiler.layout.redistribute import Redistributor
 class LayoutRequest:
     """The mesh (with the time axis innermost, if any), the axes that split the batch, and layouts of the inputs.
 
-    `rows`: the rows of a batch, if only the first of them may be real; 0 where all always are.
+    `rows`: the rows of a batch, if only the first of them may be real; 0 where all always are. `placed`: values that a
+    strategy puts somewhere, whatever their operands say.
     """
 
     mesh: Mesh
@@ -34,6 +35,7 @@ class LayoutRequest:
     inputs: Mapping[str, Layout]
     time_axis: str | None = None
     rows: int = 0
+    placed: Mapping[Value, Layout] = field(default_factory=dict)
 
 
 @dataclass
@@ -52,13 +54,14 @@ def assign_layouts(graph: Graph, request: LayoutRequest) -> Assigned:
     hoisted: dict[Value, None] = dict.fromkeys(_early_hoists(graph, request, batch_only))
     while True:
         prologue = _prologue(graph, list(hoisted), request) if hoisted else None
-        main, source_inputs = _main(graph, hoisted)
+        main, source_inputs, now = _main(graph, hoisted)
+        placed = {now.get(value, value): layout for value, layout in request.placed.items()}
         layouts = {value: request.inputs.get(value.name, Layout()) for value in graph.inputs}
         if prologue is not None:
             layouts |= {v: prologue.outputs[v.name].layout or Layout() for v in source_inputs}
         hoistable = _Hoistable(batch_only)
         try:
-            found = propagate(main, request.mesh, layouts, request.time_axis, request.rows, hoistable)
+            found = propagate(main, request.mesh, layouts, request.time_axis, request.rows, hoistable, placed)
         except NeedsHoist as more:
             hoisted |= dict.fromkeys(more.values)
             continue
@@ -119,10 +122,10 @@ def _prologue(graph: Graph, hoisted: list[Value], request: LayoutRequest) -> Gra
     return found.graph
 
 
-def _main(graph: Graph, hoisted: Mapping[Value, None]) -> tuple[Graph, list[Value]]:
-    """The graph without what only the hoisted values need; they become inputs of it."""
+def _main(graph: Graph, hoisted: Mapping[Value, None]) -> tuple[Graph, list[Value], dict[Value, Value]]:
+    """The graph without what only the hoisted values need, these as inputs of it, and where each value went."""
     if not hoisted:
-        return graph, []
+        return graph, [], {}
     stand_ins = {v: Value(v.name, v.dtype, v.shape, "hoisted") for v in hoisted}
     main = Graph("main", list(graph.inputs), [], dict(graph.outputs))
     env: dict[Value, Value] = dict(stand_ins)
@@ -140,7 +143,7 @@ def _main(graph: Graph, hoisted: Mapping[Value, None]) -> tuple[Graph, list[Valu
     main.outputs = {role: env.get(value, value) for role, value in graph.outputs.items()}
     main.inputs += list(stand_ins.values())
     main.remove_dead()
-    return main, list(stand_ins.values())
+    return main, list(stand_ins.values()), env
 
 
 def finish_outputs(found: Propagation, request: LayoutRequest) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from compiler.tensor.styles import names
+from runtime.cuts import parse_cuts
+
 if TYPE_CHECKING:
     from compiler.driver import Compilation
 
@@ -71,9 +74,10 @@ def _data(c: Compilation) -> Iterator[Asked]:
 
 def _others(c: Compilation) -> Iterator[Asked]:
     plan, program = c.plan, c.program
+    yield from _tensor(c)
     for word in ("zero", "tensor", "context", "pipeline"):
         strategy = getattr(plan, word)
-        if strategy is not None:
+        if strategy is not None and all(plan.axis_size(axis) == 1 for axis in strategy.axes):
             yield Asked(f"{word} over {', '.join(strategy.axes)}", NOTHING, "the axis has one rank")
     for rule in plan.recompute:
         names = ", ".join(f'"{pattern.text}"' for pattern in rule.patterns)
@@ -87,6 +91,29 @@ def _others(c: Compilation) -> Iterator[Asked]:
         yield Asked(f"optimizer {plan.optimizer.name}", APPLIED, many(trained, "parameter") + left)
     for name, value in (program.clip or {}).items():
         yield Asked(f"clip {name} = {value:g}", APPLIED, "over all parameters, each element once")
+
+
+def _tensor(c: Compilation) -> Iterator[Asked]:
+    strategy = c.plan.tensor
+    axes = [axis for axis in strategy.axes if c.plan.axis_size(axis) > 1] if strategy is not None else []
+    if strategy is None or not axes:
+        return
+    cut = {p.name for p in c.program.parameters if any(set(x.axes) & set(axes) for x in parse_cuts(p.cuts))}
+    named: set[str] = set()
+    for style in ("column", "row", "vocab", "replicate"):
+        for pattern in getattr(strategy, style):
+            hits = {p.name for p in c.program.parameters if names(pattern, p.name)} - named
+            named |= hits
+            done = hits if style == "replicate" else hits & cut
+            outcome = APPLIED if done else REFUSED
+            yield Asked(f'{style} "{pattern.text}"', outcome, f"{len(done)} of {len(hits)} parameters")
+    if strategy.style == "auto":
+        yield Asked("style = auto", PARTLY, "only the layers that patterns name are cut")
+    if strategy.sequence:
+        place = c.assigned.main.nodes
+        count = sum(n.op in ("planc.reduce_scatter", "planc.shard") and axes[0] in n.args[1] for n in place)
+        outcome = APPLIED if count else REFUSED
+        yield Asked("sequence = on", outcome, f"{count} activations are cut along the sequence")
 
 
 def _graph(c: Compilation) -> Iterator[Asked]:

@@ -13,9 +13,8 @@ from compiler.layout.rules.views import FIRST, along
 
 @rule("aten.embedding.default")
 def embedding(node: Node) -> Rule:
-    return by_name(
-        node, {"weight": "v d", "indices": "..."}, "... d", linear=("weight",), fixed=frozenset({"v"})
-    )
+    """Of a table cut by rows each rank looks up what it has: its result is a term, zero for the tokens of others."""
+    return by_name(node, {"weight": "v d", "indices": "..."}, "... d", linear=("weight",))
 
 
 @rule("aten.one_hot.default")

@@ -19,14 +19,19 @@ ELEMENTWISE = tuple(
 
 @rule("planc.cross_entropy")
 def cross_entropy(node: Node) -> Rule:
-    """The target names a class for each element, or gives all classes' probabilities (then it is as large)."""
+    """The target names a class for each element, or gives all classes' probabilities (then it is as large).
+
+    With named classes the vocabulary may be cut: the operator exchanges maxima and sums of exponentials, never logits.
+    """
     given = arguments(node)
     logits, target = given["logits"], given["target"]
     batch = "n" if len(logits.shape) > 1 else ""
     rest = "..." if batch else ""
     every, kept = f"{batch} c {rest}", f"{batch} {rest}"
     classes = kept if len(target.shape) < len(logits.shape) else every
-    return by_name(node, {"logits": every, "target": classes, "weight": "c"}, kept, fixed=frozenset({"c"}))
+    named = len(target.shape) < len(logits.shape)
+    free = {"collective" if named else "fixed": frozenset({"c"})}
+    return by_name(node, {"logits": every, "target": classes, "weight": "c"}, kept, **free)
 
 
 @rule("aten.nll_loss_nd.default")

@@ -1,0 +1,1 @@
+"""Tensor parallelism: which parameters are cut, and along what."""

@@ -1,0 +1,39 @@
+"""Sequence parallelism: activations between the split layers are cut along the sequence (Korthikanti et al. 2022,
+https://arxiv.org/abs/2205.05198).
+
+Only the activation that enters the first of the repeated layers is placed; everything after it follows from the costs:
+a column layer gathers the sequence, a row layer's partial sums are scattered along it, and norms work on the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.dsl.plan import Plan
+from compiler.ir.graph import Graph, Value
+from compiler.layout.placement import Layout, Shard
+from compiler.segments.split import unit_of
+
+
+def sequence_layouts(plan: Plan, graph: Graph, units: Sequence[str]) -> dict[Value, Layout]:
+    """What of its layout over the tensor axis each placed activation is given."""
+    strategy = plan.tensor
+    axes = [axis for axis in strategy.axes if plan.axis_size(axis) > 1] if strategy and strategy.sequence else []
+    if not axes:
+        return {}
+    batch_dim = next((spec.batch_dim for spec in plan.inputs if spec.batch_dim is not None), 0)
+    place = Shard(1 - batch_dim if batch_dim in (0, 1) else 1)
+    known = set(units)
+    home = {out: unit_of(node.origin.module, known) for node in graph.nodes for out in node.outputs if out is not None}
+    entering = {
+        value
+        for node in graph.nodes
+        if unit_of(node.origin.module, known)
+        for value in node.inputs
+        if home.get(value) == ""
+    }
+    return {
+        value: Layout((axis, place) for axis in axes)
+        for value in entering
+        if value.differentiable and len(value.shape) == 3
+    }
