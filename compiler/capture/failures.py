@@ -211,7 +211,11 @@ def chain(failure: BaseException) -> list[BaseException]:
 
 def innermost(failure: BaseException) -> tuple[str, int] | None:
     """(file, line) of the innermost frame in the user's code, else in a library that is not torch."""
-    frames = [f for link in chain(failure)[::-1] for f in traceback.extract_tb(link.__traceback__) if f.lineno]
+    frames = []
+    for link in reversed(chain(failure)):
+        found = [frame for frame in traceback.extract_tb(link.__traceback__) if frame.lineno]
+        inside = [k for k, frame in enumerate(found) if is_own(frame.filename)]
+        frames += found[inside[0] :] if inside else found  # what is further out called us
     for wanted in (lambda file: not is_installed(file), lambda file: not is_torch(file) and not is_own(file)):
         for frame in reversed(frames):
             if wanted(frame.filename):

@@ -169,6 +169,8 @@ class _Importer:
         if name.startswith(IGNORED_OPS):
             env[node] = None
             return
+        elif not name.startswith("aten.") and name != OPERATOR:
+            raise Unsupported(f"`{name.rpartition('.')[0]}` is an operator of a library, which a program does not load", origin)
         meta = node.meta.get("val")
         if meta is None or isinstance(meta, (bool, int, float)):
             raise Unsupported(f"`{name}` gives no tensor", origin)

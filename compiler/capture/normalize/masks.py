@@ -6,109 +6,249 @@
 
 A mask that lets everything through is dropped; one that is exactly the causal triangle becomes `causal`. Transformers
 libraries build their masks from `arange`s in many ways, and a kernel can use neither.
+
+A mask has batch x heads x queries x keys elements, which may be billions. So a value is held with size 1 in every
+dimension along which it does not vary, and what is still large is computed a few rows at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from compiler.ir.graph import Graph, Node, Value
-from compiler.ir.interpret import apply
+from compiler.ir.interpret import apply, operator
 
-LARGEST = 1 << 27
-"""Elements of the largest intermediate that is computed."""
+SMALL = 1 << 22
+"""Elements up to which a value is computed and held as a whole."""
+ALONG = {"aten.cumsum.default": 1, "aten.diff.default": 2, "aten.slice.Tensor": 1, "aten.cat.default": 1}
+"""Operators that work along one dimension, with the place of that argument."""
+TRIANGLES = {"aten.tril.default", "aten.triu.default"}
+LARGEST = 1 << 31
+"""Elements (without those that repeat) of the largest mask that is looked at."""
 
 
 def recognize_masks(graph: Graph, constants: Mapping[str, Any]) -> None:
     """Replace constant masks of attention, in place."""
     known: dict[Value, str] = {}
+    values = Constants(constants)
     for node in graph.nodes:
         if node.op != "planc.attention" or not isinstance(node.args[3], Value):
             continue
-        mask = node.args[3]
+        mask, causal = node.args[3], node.args[4]
         if mask not in known:
-            known[mask] = meaning(mask, constants)
-        kind, causal = known[mask], node.args[4]
-        square = node.args[0].shape[-2] == node.args[1].shape[-2]
-        if kind == "all":
+            known[mask] = meaning(mask, values)
+        if known[mask] == "all":
             node.args = (*node.args[:3], None, causal, *node.args[5:])
-        elif kind == "causal" and square:
+        elif known[mask] == "causal":
             node.args = (*node.args[:3], None, True, *node.args[5:])
 
 
-def meaning(mask: Value, constants: Mapping[str, Any]) -> str:
-    """ "all", "causal", or "" for any other mask or one that is not known now."""
-    value = constant_value(mask, constants)
-    if value is None or value.dim() < 2:
+def meaning(mask: Value, values: Constants) -> str:
+    """ "all", "causal" (a square triangle), or "" for any other mask and one that is not known now."""
+    if len(mask.shape) < 2 or math.prod(mask.shape[-2:]) > LARGEST or not values.known(mask):
         return ""
-    allowed = value if value.dtype == torch.bool else None
-    if allowed is None:
-        if bool((value == 0).all()):
-            return "all"
-        lowest = torch.finfo(value.dtype).min
-        hidden = value <= lowest  # -inf, or the most negative number: no weight is left after the exponential
-        if not bool(((value == 0) | hidden).all()):
+    count, columns = mask.shape[-2:]
+    everything, causal = True, count == columns
+    for start, part in values.by_rows(mask):
+        allowed = allowed_by(part) if part is not None else None
+        if allowed is None:
             return ""
-        allowed = ~hidden
-    if bool(allowed.all()):
-        return "all"
-    rows, columns = allowed.shape[-2:]
-    if rows != columns:
-        return ""
-    triangle = torch.ones(rows, columns, dtype=torch.bool).tril_()
-    return "causal" if bool((allowed == triangle).all()) else ""
+        rows = torch.arange(start, start + allowed.shape[-2] if allowed.shape[-2] > 1 else min(start + 1, count))
+        everything = everything and bool(allowed.all())
+        if causal:
+            whole = allowed.shape[-2:] == (1, 1) and (count, columns) != (1, 1)
+            causal = not whole and bool((allowed == (torch.arange(columns) <= rows[:, None])).all())
+        if not everything and not causal:
+            return ""
+    return "all" if everything else "causal"
 
 
-def constant_value(value: Value, constants: Mapping[str, Any]) -> Tensor | None:
-    """What the value is, if that follows from constants alone and is not too large to compute."""
-    order = ancestors(value)
-    if order is None:
-        return None
-    env: dict[Value, Any] = {}
-    for item in order:
-        if isinstance(item, Value):
-            tensor = constants.get(item.name) if item.kind == "constant" else None
-            if tensor is None or isinstance(tensor, torch._subclasses.FakeTensor):
+def allowed_by(mask: Tensor) -> Tensor | None:
+    """True where a mask lets through, False where it leaves no weight; None for one that does something between."""
+    if mask.dtype == torch.bool:
+        return mask
+    # -inf, or the most negative number: nothing is left after the exponential
+    hidden = mask <= max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min)
+    return ~hidden if bool(((mask == 0) | hidden).all()) else None
+
+
+class Constants:
+    """The values that follow from constants alone. A held tensor has size 1 where its value does not vary."""
+
+    def __init__(self, constants: Mapping[str, Any]):
+        self.constants = {k: v for k, v in constants.items() if not isinstance(v, FakeTensor)}
+        self.held: dict[Value, Tensor | None] = {}
+        self.is_known: dict[Value, bool] = {}
+
+    def known(self, value: Value) -> bool:
+        """Whether no input is among what the value is computed from."""
+        stack = [value]
+        while stack:
+            item = stack[-1]
+            node = item.producer
+            if item in self.is_known:
+                stack.pop()
+            elif node is None:
+                self.is_known[item] = item.kind == "constant" and item.name in self.constants
+            elif not node.op.startswith("aten.") and node.op != "planc.cast":
+                self.is_known[item] = False
+            else:
+                waiting = [operand for operand in node.inputs if operand not in self.is_known]
+                stack += waiting
+                if not waiting:
+                    self.is_known[item] = all(self.is_known[operand] for operand in node.inputs)
+        return self.is_known[value]
+
+    def by_rows(self, value: Value) -> Iterator[tuple[int, Tensor | None]]:
+        """(first row, rows of the value) for all of them. Rows: the dimension before the last."""
+        whole = self.whole(value)
+        if whole is not None:
+            yield 0, whole
+            return
+        count = value.shape[-2]
+        step = max(1, SMALL // value.shape[-1])
+        for start in range(0, count, step):
+            yield start, self.rows(value, start, min(start + step, count))
+
+    def whole(self, value: Value) -> Tensor | None:
+        """The value, if it is small without what repeats."""
+        for item in _in_order(value, self.held):
+            self.held[item] = self.compute(item)
+        return self.held[value]
+
+    def compute(self, value: Value) -> Tensor | None:
+        node = value.producer
+        if node is None:
+            return varying(self.constants[value.name])
+        operands = {operand: self.held[operand] for operand in node.inputs}
+        if any(tensor is None for tensor in operands.values()):
+            return None
+        made = self.repeating(node, value, operands)  # type: ignore[arg-type]
+        if made is None:
+            if any(math.prod(shape) > SMALL for shape in (value.shape, *(x.shape for x in operands))):
                 return None
-            env[item] = tensor
-            continue
-        results = apply(item, env)
-        for out, result in zip(item.outputs, results):
-            if out is not None:
-                env[out] = collapsed(result)
-                if env[out].numel() > LARGEST:
-                    return None
-    found: Tensor = env[value]
-    return found
+            full = {x: tensor.expand(x.shape) for x, tensor in operands.items() if tensor is not None}
+            made = dict(zip(node.outputs, apply(node, full)))[value]
+        return varying(made) if made.numel() <= SMALL else None
+
+    def repeating(self, node: Node, value: Value, operands: Mapping[Value, Tensor]) -> Tensor | None:
+        """The result of an operator that can work on operands that keep size 1 where they repeat."""
+        if is_pointwise(node):
+            size = math.prod(torch.broadcast_shapes(*(tensor.shape for tensor in operands.values()))) if operands else 1
+            return _ranked(apply(node, operands)[0], value) if size <= SMALL else None
+        if node.op in ("aten.expand.default", "aten.view.default") and _only_ones(node.args[0], value):
+            return _ranked(operands[node.args[0]], value)
+        if node.op == "aten.full.default":
+            return torch.full([1] * len(value.shape), node.args[1], dtype=getattr(torch, value.dtype))
+        if node.op == "aten.index.Tensor":
+            return _indexed(node, value, operands)
+        if node.op in ALONG:
+            return _along(node, operands)
+        return None
+
+    def rows(self, value: Value, start: int, end: int) -> Tensor | None:
+        """Some rows of a value that is too large to be held."""
+        whole = self.whole(value)
+        if whole is not None:
+            return whole[..., start:end, :] if whole.dim() > 1 and whole.shape[-2] > 1 else whole
+        node = value.producer
+        if node is None:
+            return None
+        if node.op in ("aten.expand.default", "aten.view.default") and _only_ones(node.args[0], value):
+            return self.rows(node.args[0], start, end) if value.shape[-2:] == node.args[0].shape[-2:] else None
+        if node.op in TRIANGLES:
+            return self.triangle(node, value, start, end)
+        if not is_pointwise(node):
+            return None
+        parts = {operand: self.rows(operand, start, end) for operand in dict.fromkeys(node.inputs)}
+        return None if any(part is None for part in parts.values()) else apply(node, parts)[0]
 
 
-def ancestors(value: Value) -> list[Node | Value] | None:
-    """Everything that the value is computed from, operands first; None if an input is among it."""
-    order: dict[Node | Value, None] = {}
-    stack: list[tuple[Value, bool]] = [(value, False)]
+    def triangle(self, node: Node, value: Value, start: int, end: int) -> Tensor | None:
+        """Some rows of `tril(x, d)` or `triu(x, d)`."""
+        part = self.rows(node.args[0], start, end)
+        if part is None:
+            return None
+        edge = torch.arange(start, end)[:, None] + (node.args[1] if len(node.args) > 1 else 0)
+        columns = torch.arange(value.shape[-1])
+        kept = columns <= edge if node.op == "aten.tril.default" else columns >= edge
+        return torch.where(kept, part, torch.zeros((), dtype=part.dtype))
+
+
+def varying(tensor: Tensor) -> Tensor:
+    """The tensor with size 1 in every dimension along which it does not vary."""
+    for dim, size in enumerate(tensor.shape):
+        if size > 1 and bool((tensor == tensor.narrow(dim, 0, 1)).all()):
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def is_pointwise(node: Node) -> bool:
+    return node.op == "planc.cast" or torch.Tag.pointwise in operator(node.op).tags
+
+
+def _in_order(value: Value, done: Mapping[Value, Any]) -> list[Value]:
+    """What must be computed for a value, operands first."""
+    order: dict[Value, None] = {}
+    stack = [(value, False)]
     while stack:
         item, ready = stack.pop()
-        node = item.producer
-        what: Node | Value = item if node is None else node
-        if what in order:
+        if item in done or item in order:
             continue
-        if node is None:
-            if item.kind != "constant":
-                return None
+        if ready or item.producer is None:
             order[item] = None
-        elif ready:
-            order[node] = None
         else:
-            if not node.op.startswith("aten.") and node.op != "planc.cast":
-                return None
             stack.append((item, True))
-            stack.extend((operand, False) for operand in node.inputs)
+            stack += [(operand, False) for operand in item.producer.inputs]
     return list(order)
 
 
-def collapsed(tensor: Tensor) -> Tensor:
-    return tensor
+def _only_ones(x: Value, result: Value) -> bool:
+    """Whether a view or expansion adds dimensions only in front (of any size, for a value that repeats there)."""
+    front = len(result.shape) - len(x.shape)
+    if front < 0:
+        return all(size == 1 for size in x.shape[:-front]) and x.shape[-front:] == result.shape
+    pairs = zip(x.shape, result.shape[front:])
+    grows = result.producer is not None and result.producer.op == "aten.expand.default"
+    same = all(a == b or (grows and a == 1) for a, b in pairs)
+    return same and (grows or all(size == 1 for size in result.shape[:front]))
+
+
+def _ranked(tensor: Tensor, value: Value) -> Tensor:
+    """With as many dimensions as the value, those in front of size 1."""
+    rank = len(value.shape)
+    while tensor.dim() > rank:
+        tensor = tensor[0]
+    return tensor[(None,) * (rank - tensor.dim())]
+
+
+def _along(node: Node, operands: Mapping[Value, Tensor]) -> Tensor | None:
+    """The result of an operator that works along one dimension: only that one must be there as a whole."""
+    place = ALONG[node.op]
+    rank = len(node.inputs[0].shape)
+    dim = (node.args[place] if len(node.args) > place else -1 if node.op == "aten.diff.default" else 0) % rank
+    common = torch.broadcast_shapes(*([*t.shape[:dim], 1, *t.shape[dim + 1 :]] for t in operands.values()))
+    full = {x: t.expand(*common[:dim], x.shape[dim], *common[dim + 1 :]) for x, t in operands.items()}
+    if max(tensor.numel() for tensor in full.values()) > SMALL:
+        return None
+    return apply(node, full)[0]
+
+
+def _indexed(node: Node, value: Value, operands: Mapping[Value, Tensor]) -> Tensor | None:
+    """`x[i, j]` with an index for each dimension: one along which x does not vary makes no difference."""
+    x, indices = node.args
+    if len(indices) != len(x.shape) or not all(isinstance(i, Value) and i.dtype.startswith("int") for i in indices):
+        return None
+    table = operands[x]
+    found = [operands[i] if table.shape[k] > 1 else torch.zeros((), dtype=torch.int64) for k, i in enumerate(indices)]
+    if math.prod(torch.broadcast_shapes(*(i.shape for i in found))) > SMALL:
+        return None
+    return _ranked(table[tuple(found)], value)
+
+

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+
 from compiler.capture.normalize.builder import Builder, Call, handler
 from compiler.ir.graph import Value
+
+OTHER_NAMES = {
+    "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "__lshift__": "bitwise_left_shift",
+    "__rshift__": "bitwise_right_shift", "absolute": "abs", "clip": "clamp", "divide": "div", "greater": "gt",
+    "greater_equal": "ge", "less": "lt", "less_equal": "le", "multiply": "mul", "negative": "neg", "not_equal": "ne",
+    "subtract": "sub", "true_divide": "div",
+}  # fmt: skip
 
 
 @handler(
@@ -26,3 +37,19 @@ def copy(b: Builder, call: Call) -> Value:
 def rsub(b: Builder, call: Call) -> Value:
     alpha = {} if call["alpha"] == 1 else {"alpha": call["alpha"]}
     return b.emit("aten.sub.Tensor", (call["other"], call.x), call.out.dtype, call.out.shape, **alpha)
+
+
+def renamed(b: Builder, call: Call) -> Sequence[Value | None]:
+    """The same operator under its usual name."""
+    _, name, overload = call.node.op.split(".")
+    types = [(out.dtype, out.shape) for out in call.node.outputs if out is not None]
+    return b.emit_many(f"aten.{OTHER_NAMES[name]}.{overload}", call.args, call.kwargs, types)
+
+
+def _register() -> None:
+    for name, usual in OTHER_NAMES.items():
+        packet, target = getattr(torch.ops.aten, name), getattr(torch.ops.aten, usual)
+        handler(*(f"{name}.{overload}" for overload in packet.overloads() if overload in target.overloads()))(renamed)
+
+
+_register()
