@@ -298,8 +298,9 @@ def opaque(tracer: Tracer, node: Node) -> Any:
     """Runs as it is; the runtime differentiates it by autograd, from a graph that it keeps in a token."""
     path, inputs, state, described = node.args
     operands = tuple(tracer.value(value) for value in (*inputs, *state))
-    outs = [out for out in node.outputs if out is not None]
-    results = [tracer.recorder.empty(shape_of(out, tracer.mesh), out.dtype) for out in outs]
+    results = [
+        None if out is None else tracer.recorder.empty(shape_of(out, tracer.mesh), out.dtype) for out in node.outputs
+    ]
     token = tracer.recorder.empty((), "int64")
     wanted = tuple(value.differentiable for value in values_in(node.args))
     arguments = (path, described, operands, wanted)
@@ -309,7 +310,7 @@ def opaque(tracer: Tracer, node: Node) -> Any:
 @backward("planc.opaque")
 def opaque_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
     recorder = tracer.recorder
-    made = recorder.value_of(tracer.results[node][0]).producer
+    made = next(recorder.value_of(tensor).producer for tensor in tracer.results[node] if tensor is not None)
     wanted = [value for value in values_in(node.args) if value.differentiable]
     results = tuple(recorder.empty(shape_of(value, tracer.mesh), value.dtype) for value in wanted)
     given = tuple(None if g is None else recorder.value_of(g) for g in gradients)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -73,11 +74,11 @@ class Recorder(TorchDispatchMode):
         self.bind(leaf, self.value_of(tensor))
         return leaf
 
-    def add(self, op: str, args: tuple[Any, ...], result: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
-        """Record one of planc's operators whose result tensors are made by the caller."""
+    def add(self, op: str, args: tuple[Any, ...], result: torch.Tensor | tuple[torch.Tensor | None, ...]) -> Any:
+        """Record one of planc's operators whose result tensors are made by the caller (None: nobody wants it)."""
         results = result if isinstance(result, tuple) else (result,)
         node = Node(op, args, {}, [], self.origin)
-        node.outputs = [self._output(tensor, node) for tensor in results]
+        node.outputs = [None if tensor is None else self._output(tensor, node) for tensor in results]
         self.nodes.append(node)
         return result
 
@@ -107,11 +108,7 @@ class Recorder(TorchDispatchMode):
 
     def _record_mutation(self, func: Any, node: Node, args: Any, result: Any) -> Any:
         """`x.op_()` on a tensor that the recorded program made itself becomes `y = op(x)`, with y in x's place."""
-        functional = node.op.replace("_.", ".", 1)
-        namespace, name, overload = functional.split(".")
-        if not hasattr(getattr(torch.ops, namespace), name):
-            raise AssertionError(f"{node.op} mutates its operand and has no functional form")
-        node.op = functional
+        node.op = _functional(func)
         node.outputs = [self._output(args[0], node)]
         self.nodes.append(node)
         return result
@@ -151,6 +148,20 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self.origin, self.base = before
+
+
+@cache
+def _functional(func: Any) -> str:
+    """The operator that computes what an in-place one writes: the one of its arguments' types (`pow_.Scalar` is
+    `pow.Tensor_Scalar`)."""
+    namespace, name, _ = str(func).split(".")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    wanted = [str(argument.type) for argument in func._schema.arguments]
+    for overload in packet.overloads() if packet is not None and name.endswith("_") else ():
+        candidate = getattr(packet, overload)
+        if [str(argument.type) for argument in candidate._schema.arguments] == wanted:
+            return str(candidate)
+    raise AssertionError(f"{func} mutates its operand and has no functional form")
 
 
 def _tuples(argument: Any) -> Any:

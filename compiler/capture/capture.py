@@ -141,7 +141,7 @@ def counts_rows(exported: Exported, built: Built, request: CaptureRequest, dtype
 
     with preserved(), built.mode or contextlib.nullcontext():
         try:
-            return row_constants(run, size, size + 1)
+            return row_constants(run, size)
         except Exception:
             # It runs at this batch size only: the size is in it somewhere.
             return Use("", "", "")

@@ -2,12 +2,13 @@
 
 `loss.sum() / labels.numel()` writes the size of the batch into the graph as a constant. Such a model means something
 else for a shorter batch, so neither an incomplete last batch nor rows that pad an uneven one can be exact. To know,
-the forward runs twice on fake tensors, at two batch sizes, and the numbers among the operators' arguments are compared
-(sizes of shapes may differ, numbers that enter the arithmetic may not).
+the forward runs on fake tensors at several batch sizes, and what it does is compared: the operators, and the numbers
+among their arguments (sizes of shapes may differ, numbers that enter the arithmetic may not).
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,16 +35,14 @@ class Use:
 
 
 class _Numbers(TorchDispatchMode):
-    """Records every operator that has numbers among its arguments, and the line of the model that called it."""
+    """Records every operator, the numbers among its arguments, and the line of the model that called it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.uses: list[tuple[str, tuple[Any, ...], tuple[str, int]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        numbers = tuple(_numbers(func, args, kwargs or {}))
-        if numbers:
-            self.uses.append((str(func), numbers, _model_line()))
+        self.uses.append((str(func), tuple(_numbers(func, args, kwargs or {})), _model_line()))
         return func(*args, **(kwargs or {}))
 
 
@@ -70,15 +69,28 @@ def _model_line() -> tuple[str, int]:
     return "", 0
 
 
-def row_constants(run: Callable[[int], Any], rows: int, other: int) -> Use | None:
-    """The first place where `run(rows)` and `run(other)` calculate with different numbers, or None."""
-    found = []
-    for count in (rows, other):
-        mode = _Numbers()
-        with torch.no_grad(), mode:
-            run(count)
-        found.append(mode.uses)
-    for (op, numbers, (file, line)), (other_op, other_numbers, _) in zip(*found):
+def row_constants(run: Callable[[int], Any], rows: int) -> Use | None:
+    """The first place where the model does something else, or calculates with other numbers, for another batch size;
+    or None. Tried are one row more, one less, and half (not a single row, for which models may be entitled to fail)."""
+    usual = _recorded(run, rows)
+    for count in dict.fromkeys((rows + 1, rows - 1, rows // 2)):
+        if count > 1 and (use := _first_difference(usual, _recorded(run, count))) is not None:
+            return use
+    return None
+
+
+def _recorded(run: Callable[[int], Any], rows: int) -> list[tuple[str, tuple[Any, ...], tuple[str, int]]]:
+    mode = _Numbers()
+    with torch.no_grad(), mode:
+        run(rows)
+    return mode.uses
+
+
+def _first_difference(usual: list, other: list) -> Use | None:  # type: ignore[type-arg]
+    nothing = ("", (), ("", 0))
+    for (op, numbers, (file, line)), (other_op, other_numbers, _) in itertools.zip_longest(
+        usual, other, fillvalue=nothing
+    ):
         if op != other_op or numbers != other_numbers:
             return Use(op, f"{shown(file)}:{line}" if file else "", code_at(file, line) if file else "")
     return None

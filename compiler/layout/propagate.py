@@ -109,6 +109,7 @@ class _Propagator:
         self.source, self.mesh, self.time_axis, self.hoistable = graph, mesh, time_axis, hoistable
         self.graph = Graph(graph.name)
         self.moves = Redistributor(self.graph, mesh, time_axis, rows)
+        self.moves.taken |= {value.name for value in graph.values()}
         self.env: dict[Value, Value] = {}
         self.fallbacks: list[Node] = []
         self.decisions: dict[Any, Decision] = {}

@@ -56,6 +56,7 @@ class Redistributor:
         self.after: dict[Node | None, list[Node]] = {None: []}
         self.main: list[Node] = []
         self.names: dict[str, int] = {}
+        self.taken = {value.name for value in graph.values()}
 
     # -- node order ----------------------------------------------------------------------------------------------
 
@@ -76,8 +77,11 @@ class Redistributor:
         return order
 
     def fresh(self, base: str) -> str:
-        count = self.names[base] = self.names.get(base, 0) + 1
-        return f"{base}.{count}"
+        """A name made from `base` that no value of the graph has."""
+        while True:
+            count = self.names[base] = self.names.get(base, 0) + 1
+            if (name := f"{base}.{count}") not in self.taken:
+                return name
 
     # -- redistribution ------------------------------------------------------------------------------------------
 

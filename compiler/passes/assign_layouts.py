@@ -67,7 +67,8 @@ def assign_layouts(graph: Graph, request: LayoutRequest) -> Assigned:
             continue
         finish_outputs(found, request)
         found.graph.remove_dead()
-        full = [n for n in found.graph.nodes if _joins_rows(n, request)]
+        nodes = [*(prologue.nodes if prologue else ()), *found.graph.nodes]
+        full = [n for n in nodes if _joins_rows(n, request)]
         return Assigned(found.graph, prologue, found.fallbacks, full)
 
 
@@ -104,7 +105,7 @@ def _early_hoists(graph: Graph, request: LayoutRequest, batch_only: set[Value]) 
 
 def _prologue(graph: Graph, hoisted: list[Value], request: LayoutRequest) -> Graph:
     """The graph that makes the hoisted values from the whole local batch: along time nothing is split there."""
-    once = Graph("prologue", list(graph.inputs), list(graph.nodes), {v.name: v for v in hoisted})
+    once = Graph("prologue", list(graph.inputs), list(graph.nodes), {hoisted_name(v): v for v in hoisted})
     once.remove_dead()
     used = {v for node in once.nodes for v in node.inputs} | set(hoisted)
     once.inputs = [v for v in once.inputs if v in used]
@@ -122,11 +123,16 @@ def _prologue(graph: Graph, hoisted: list[Value], request: LayoutRequest) -> Gra
     return found.graph
 
 
+def hoisted_name(value: Value) -> str:
+    """An input whose rows are needed all at once stays an input too, so the whole of it has a name of its own."""
+    return value.name if value.producer is not None else f"{value.name}.whole"
+
+
 def _main(graph: Graph, hoisted: Mapping[Value, None]) -> tuple[Graph, list[Value], dict[Value, Value]]:
     """The graph without what only the hoisted values need, these as inputs of it, and where each value went."""
     if not hoisted:
         return graph, [], {}
-    stand_ins = {v: Value(v.name, v.dtype, v.shape, "hoisted") for v in hoisted}
+    stand_ins = {v: Value(hoisted_name(v), v.dtype, v.shape, "hoisted") for v in hoisted}
     main = Graph("main", list(graph.inputs), [], dict(graph.outputs))
     env: dict[Value, Value] = dict(stand_ins)
     for node in graph.nodes:
