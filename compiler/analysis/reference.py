@@ -6,11 +6,14 @@ the runtime (so that it can be compared at all), and a cast to float32 that a mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -42,6 +45,26 @@ class Reference(TorchFunctionMode):
         super().__init__()
         self.seed, self.step, self.site = seed, 0, 0
 
+    def __enter__(self) -> Reference:
+        """Also inside torch's own Python functions, which call others with this mode put aside."""
+        functional, checkpointing = nn.functional, torch.utils.checkpoint
+        self.patches = contextlib.ExitStack()
+        for place, name, stand_in in (
+            (functional, "dropout", self.dropout),
+            (functional, "scaled_dot_product_attention", self.attention),
+            (torch, "dropout", self.dropout),
+            # Recomputation would draw again, and changes no result.
+            (checkpointing, "_checkpoint_without_reentrant_generator", _once),
+            (checkpointing, "CheckpointFunction", _JustCalls),
+        ):
+            self.patches.enter_context(mock.patch.object(place, name, stand_in))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        super().__exit__(*details)
+        self.patches.close()
+
     def next_step(self, step: int) -> None:
         self.step, self.site = step, 0
 
@@ -59,7 +82,7 @@ class Reference(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("dropout", "dropout_") and func in DROPOUTS:
             return self.dropout(*args, **kwargs)
-        if func is nn.functional.scaled_dot_product_attention:
+        if func is ATTENTION:
             return self.attention(*args, **kwargs)
         args = tuple(self.widened(item) for item in args)
         kwargs = {key: self.widened(item) for key, item in kwargs.items()}
@@ -78,7 +101,7 @@ class Reference(TorchFunctionMode):
     ) -> Tensor:  # fmt: skip
         """Eager's own kernel, or with dropout its formula with keyed bits."""
         if dropout_p == 0.0:
-            return nn.functional.scaled_dot_product_attention(
+            return ATTENTION(
                 query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         if enable_gqa and key.shape[-3] != query.shape[-3]:
@@ -97,14 +120,35 @@ class Reference(TorchFunctionMode):
         return torch.float64 if isinstance(item, torch.dtype) and item in NARROW else item
 
 
+def _once(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+class _JustCalls:
+    """In the place of activation checkpointing's autograd function."""
+
+    @staticmethod
+    def apply(function: Any, preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+ATTENTION = nn.functional.scaled_dot_product_attention
 DROPOUTS = {nn.functional.dropout, torch.dropout, torch.dropout_}
 
 
 def run_reference(
-    program: Program, model: nn.Module, batches: Sequence[Mapping[str, Tensor]], loss: tuple[str, dict] | None = None
+    program: Program,
+    model: nn.Module,
+    batches: Sequence[Mapping[str, Tensor]],
+    loss: tuple[str, dict] | None = None,
+    frozen: Callable[[str], bool] = lambda name: False,
 ) -> Trajectory:
-    """Train `model` (converted to float64 in place) on whole batches, as the program's optimizer would."""
+    """Train `model` (converted to float64 in place) on whole batches, as the program's optimizer would. `frozen` says
+    which parameters the plan leaves untrained."""
     model.double()
+    for name, parameter in model.named_parameters():
+        if frozen(name):
+            parameter.requires_grad_(False)
     seed = int(program.train["seed"])
     named = dict(model.named_parameters())
     optimizer = make_optimizer(program, named)
@@ -188,7 +232,7 @@ def scalars(outputs: Any) -> tuple[Tensor, dict[str, float]]:
     else:
         named = {"loss" if k == 0 else str(k): value for k, value in enumerate(outputs)}
     loss = named.pop("loss")
-    return loss, {k: float(v) for k, v in named.items() if isinstance(v, Tensor) and v.dim() == 0}
+    return loss, {k: float(v.detach()) for k, v in named.items() if isinstance(v, Tensor) and v.dim() == 0}
 
 
 def build_model(program: Program, seed: int) -> nn.Module:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from compiler.analysis.reference import Trajectory, build_model, run_reference
+from compiler.capture.capture import matches
 from compiler.driver import Options, compile
 from compiler.dsl.plan import Plan
 from runtime.cuts import parse_cuts, positions
@@ -69,7 +70,7 @@ def verify(plan: Plan, steps: int = 3, seed: int = 0, short_rows: bool = True, t
         model = build_model(program, int(program.train["seed"]))
         state = {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
         loss = (plan.loss.factory, dict(plan.loss.options)) if plan.loss else None
-        truth = run_reference(program, model, cut, loss)
+        truth = run_reference(program, model, cut, loss, lambda name: matches(plan.freeze, name))
         parts = simulate(program, lambda session: run_steps(session, cut), state, timeout)
     found = assemble(program, parts)
     deviations = compare(truth, found, optimizer_gain(program))

@@ -55,6 +55,8 @@ def _capture(request: CaptureRequest) -> Captured:
     dtype = getattr(torch, request.dtype) if request.dtype else None
     built, loss = load(request, dtype)
     model = built.model
+    if dtype == torch.float64:
+        torch.set_default_dtype(dtype)  # what forward makes without a dtype; restored by `preserved`
     check_model(model, request)
     check_inputs(model, request)
     check_loss(loss, request)
