@@ -70,11 +70,11 @@ def _taken_apart(shard: Shard, names: tuple[str, ...], rule: Rule, size: int) ->
     is cut, and the unit. A factor that must be whole anyway stays as it is, and one that the operator itself reduces:
     it knows contiguous parts alone."""
     count = size // (shard.outer * shard.unit)
-    before = 1
+    before, whole = 1, rule.fixed | rule.collective
     for name in names:
         outer, after = shard.outer // before, size // (before * rule.sizes[name])
         unit = shard.unit // after if shard.unit % after == 0 else 0
-        if shard.outer % before == 0 and outer * count * unit == rule.sizes[name] and name not in rule.fixed | rule.collective:
+        if shard.outer % before == 0 and outer * count * unit == rule.sizes[name] and name not in whole:
             parts = {f"{name}/{k}": part for k, part in enumerate((outer, count, unit)) if part != 1}
             return _replaced(rule, name, parts)
         before *= rule.sizes[name]
@@ -83,7 +83,9 @@ def _taken_apart(shard: Shard, names: tuple[str, ...], rule: Rule, size: int) ->
 
 def _replaced(rule: Rule, factor: str, parts: dict[str, int]) -> Rule:
     def split(dims: Dims) -> Dims:
-        return tuple(tuple(n for name in names for n in (parts if name == factor else (name,))) for names in dims)
+        return tuple(
+            tuple(part for name in names for part in (parts if name == factor else (name,))) for names in dims
+        )
 
     return replace(
         rule,

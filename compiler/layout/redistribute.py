@@ -112,7 +112,7 @@ class Redistributor:
         return value
 
     def terms(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
-        """Towards `P`, and from `V` to `R`: one rank keeps its copy as the only term."""
+        """From `V` to `R`: its gradient was to be a sum, so one rank keeps its copy as the only term of a sum."""
         now, place = value.layout[axis], target[axis]
         if isinstance(now, Varying) and isinstance(place, Replicate):
             op = "planc.first" if value.differentiable else "planc.alias"
@@ -144,10 +144,10 @@ class Redistributor:
         if not isinstance(place, Shard):
             return ()
         shared = shard_axes(target, place, self.mesh)
-        summed = tuple(other for other in shared if value.layout[other] == P)
-        order = [(value.layout[other] != place) + (other not in summed and value.layout[other] != place) for other in shared]
-        uneven = is_padded(value.shape, target, place, self.mesh)
-        return summed if axis in summed and order == sorted(order) and (not uneven or summed == shared) else ()
+        stages = [0 if value.layout[other] == place else 1 if value.layout[other] == P else 2 for other in shared]
+        summed = tuple(other for other, stage in zip(shared, stages) if stage == 1)
+        nested = stages == sorted(stages) and (summed == shared or not is_padded(value.shape, target, place, self.mesh))
+        return summed if axis in summed and nested else ()
 
     def apart(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
         """Gather parts that do not nest with the cuts to come: uneven ones, and those outside which more axes cut."""

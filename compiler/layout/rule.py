@@ -124,7 +124,7 @@ def whole(node: Node) -> Rule:
 
 
 def parse_dims(text: str, shape: tuple[int, ...]) -> Dims:
-    """`"... (a b) c"` for a shape; `...` expands to factors `.0`, `.1`, … counted from the right end of the ellipsis."""
+    """`"... (a b) c"` for a shape; `...` expands to factors `.0`, `.1`, … counted from its right end."""
     tokens = text.replace("(", " ( ").replace(")", " ) ").split()
     dims: list[tuple[str, ...] | None] = []
     group: list[str] | None = None

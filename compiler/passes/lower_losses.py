@@ -13,7 +13,7 @@ from compiler.passes.lower_support import Emitter, accumulation, replace_calls
 NONE, MEAN, SUM = 0, 1, 2
 """How torch numbers the reductions."""
 
-CLASSES = ("aten.cross_entropy_loss.default", "aten.nll_loss_nd.default", "aten.nll_loss.default", "aten.nll_loss2d.default")
+CLASSES = tuple(f"aten.{name}.default" for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"))
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,9 @@ class Emitter:
     # -- planc's own, and what is often needed -------------------------------------------------------------------
 
     def cast(self, value: Value, dtype: str) -> Value:
-        return value if value.dtype == dtype else self.node("planc.cast", (value, f"torch.{dtype}"), {}, value.shape, dtype)
+        if value.dtype == dtype:
+            return value
+        return self.node("planc.cast", (value, f"torch.{dtype}"), {}, value.shape, dtype)
 
     def wide(self, value: Value) -> Value:
         """In the precision in which sums are accumulated."""

@@ -74,7 +74,7 @@ def dim_of(pick: Pick, shape: tuple[int, ...]) -> int:
     return pick(-len(shape), len(shape) - 1)
 
 
-# -- pointwise -----------------------------------------------------------------------------------------------------------
+# -- pointwise -------------------------------------------------------------------------------------------------------
 
 for _name in """
     abs acosh angle asinh atan ceil celu cos cosh deg2rad elu erf erfc exp exp2 expm1 floor frac gelu hardshrink
@@ -236,7 +236,7 @@ def _bucketize(pick: Pick):
     return "aten.bucketize.Tensor", constant(*dims(pick)), torch.arange(-1.0, 2.0, dtype=torch.float64)
 
 
-# -- views ---------------------------------------------------------------------------------------------------------------
+# -- views -----------------------------------------------------------------------------------------------------------
 
 
 @call("view")
@@ -409,7 +409,7 @@ def _repeat_interleave(pick: Pick):
     return "aten.repeat_interleave.self_int", real(*shape), pick(1, 3), dim_of(pick, shape)
 
 
-# -- reductions ----------------------------------------------------------------------------------------------------------
+# -- reductions ------------------------------------------------------------------------------------------------------
 
 for _name in "sum mean amax amin logsumexp linalg_vector_norm argmax prod var any all".split():
 
@@ -473,7 +473,7 @@ def _count(pick: Pick):
     return "planc.count", real(*dims(pick, 2)), (0,)
 
 
-# -- products ------------------------------------------------------------------------------------------------------------
+# -- products --------------------------------------------------------------------------------------------------------
 
 
 @call("mm")
@@ -547,7 +547,7 @@ def _einsum(pick: Pick):
     return "aten.einsum.default", equation, tuple(real(*shape) for shape in shapes)
 
 
-# -- indexing ------------------------------------------------------------------------------------------------------------
+# -- indexing --------------------------------------------------------------------------------------------------------
 
 
 @call("embedding")
@@ -643,7 +643,7 @@ def _index_put_two(pick: Pick):
     return "aten.index_put.default", real(a, b, c), (None, whole(b, n), whole(c, n)), real(a, n), True
 
 
-# -- convolutions --------------------------------------------------------------------------------------------------------
+# -- convolutions ----------------------------------------------------------------------------------------------------
 
 
 @call("conv1d")
@@ -714,7 +714,7 @@ def _grid_sampler(pick: Pick):
     return "aten.grid_sampler_2d.default", real(b, pick(1, 4), 3, 3), real(b, 2, 2, 2), 0, 0, False
 
 
-# -- normalisations and attention ----------------------------------------------------------------------------------------
+# -- normalisations and attention ------------------------------------------------------------------------------------
 
 
 @call("layer_norm")
@@ -773,7 +773,7 @@ def _attention(pick: Pick):
     return "planc.attention", real(b, h * g, s, d), real(b, h, t, d), real(b, h, t, d), mask, causal, 0.7, 0.0, 0
 
 
-# -- losses --------------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------------------------
 
 
 @call("cross_entropy of classes")
@@ -816,23 +816,29 @@ def _bce(pick: Pick):
     return "aten.binary_cross_entropy_with_logits.default", real(*shape), unit(*shape).detach(), *weights, 0
 
 
-# -- relatives of the above ----------------------------------------------------------------------------------------------
+# -- relatives of the above ------------------------------------------------------------------------------------------
 
 RELATIVES: dict[str, Callable[[Pick], Any]] = {
     "_softmax": lambda pick: ("aten._softmax.default", real(pick(1, 5), pick(1, 5)), pick(0, 1), False),
-    "adaptive_max_pool2d": lambda pick: ("aten.adaptive_max_pool2d.default", real(pick(1, 5), pick(1, 4), 4, 3), (2, 1)),
+    "adaptive_max_pool2d": lambda pick: (
+        ("aten.adaptive_max_pool2d.default", real(pick(1, 5), pick(1, 4), 4, 3), (2, 1))
+    ),
     "addbmm": lambda pick: ("aten.addbmm.default", real(2), real(pick(3, 3), 4, 5), real(3, 5, 2)),
     "addmv": lambda pick: ("aten.addmv.default", real(4), real(4, 6), real(6)),
     "addr": lambda pick: ("aten.addr.default", real(4, 6), real(4), real(6)),
     "aminmax": lambda pick: ("aten.aminmax.default", real(*dims(pick, 2)), {"dim": pick(0, 1)}),
     "argsort": lambda pick: ("aten.argsort.default", real(*dims(pick, 2)), pick(0, 1)),
     "conv_transpose2d": lambda pick: ("aten.conv_transpose2d.input", real(pick(1, 4), 4, 3, 3), real(4, 6, 2, 2)),
-    "conv2d, same": lambda pick: ("aten.conv2d.padding", real(pick(1, 4), 4, 4, 3), real(6, 4, 3, 3), real(6), (1,), "same"),
+    "conv2d, same": lambda pick: (
+        ("aten.conv2d.padding", real(pick(1, 4), 4, 4, 3), real(6, 4, 3, 3), real(6), (1,), "same")
+    ),
     "conv3d": lambda pick: ("aten.conv3d.default", real(pick(1, 4), 4, 2, 2, 2), real(6, 4, 1, 2, 1)),
     "count_nonzero": lambda pick: ("aten.count_nonzero.dim_IntList", whole(2, *dims(pick, 2)), (pick(0, 1),)),
     "cummax": lambda pick: ("aten.cummax.default", real(*dims(pick, 2)), pick(0, 1)),
     "index_copy": lambda pick: ("aten.index_copy.default", real(5, 4), 0, torch.tensor([3, pick(0, 2)]), real(2, 4)),
-    "index_fill": lambda pick: ("aten.index_fill.int_Scalar", real(5, pick(1, 5)), 0, torch.tensor([3, 1]), float(pick(0, 1))),
+    "index_fill": lambda pick: (
+        ("aten.index_fill.int_Scalar", real(5, pick(1, 5)), 0, torch.tensor([3, 1]), float(pick(0, 1)))
+    ),
     "inner": lambda pick: ("aten.inner.default", real(*dims(pick, 0, 1), 4), real(*dims(pick, 0, 2), 4)),
     "kl_div": lambda pick: ("aten.kl_div.default", real(*dims(pick, 2, 2)), constant(1).abs(), 0),
     "kthvalue": lambda pick: ("aten.kthvalue.default", real(*dims(pick, 2)), 1, pick(0, 1)),
@@ -840,12 +846,16 @@ RELATIVES: dict[str, Callable[[Pick], Any]] = {
     "max_pool2d_with_indices": lambda pick: ("aten.max_pool2d_with_indices.default", real(pick(1, 5), 4, 4, 4), (2, 2)),
     "median": lambda pick: ("aten.median.dim", real(*dims(pick, 2)), pick(0, 1)),
     "mv": lambda pick: ("aten.mv.default", real(pick(1, 6), 6), real(6)),
-    "native_layer_norm": lambda pick: ("aten.native_layer_norm.default", real(pick(1, 5), 4), (4,), real(4), real(4), 1e-5),
+    "native_layer_norm": lambda pick: (
+        ("aten.native_layer_norm.default", real(pick(1, 5), 4), (4,), real(4), real(4), 1e-5)
+    ),
     "norm": lambda pick: ("aten.norm.ScalarOpt_dim", real(*dims(pick, 2)), 2, (pick(0, 1),)),
     "numpy_T": lambda pick: ("aten.numpy_T.default", real(*dims(pick, 2))),
     "pairwise_distance": lambda pick: ("aten.pairwise_distance.default", real(pick(1, 5), 4), real(4)),
     "pixel_unshuffle": lambda pick: ("aten.pixel_unshuffle.default", real(pick(1, 5), pick(1, 3), 4, 2), 2),
-    "replication_pad2d": lambda pick: ("aten.replication_pad2d.default", real(pick(1, 5), pick(1, 3), 3, 2), (1, 0, 2, 1)),
+    "replication_pad2d": lambda pick: (
+        ("aten.replication_pad2d.default", real(pick(1, 5), pick(1, 3), 3, 2), (1, 0, 2, 1))
+    ),
     "scatter_reduce": lambda pick: (
         ("aten.scatter_reduce.two", real(pick(4, 4), 4), 1, torch.rand(4, 4).argsort(1), real(4, 4), "sum")
     ),
@@ -860,7 +870,7 @@ for _name, _make in RELATIVES.items():
     call(_name)(_make)
 
 
-# -- without a rule ------------------------------------------------------------------------------------------------------
+# -- without a rule --------------------------------------------------------------------------------------------------
 
 
 @call("an operator without a rule")

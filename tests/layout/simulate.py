@@ -108,11 +108,14 @@ def assemble(parts: Parts, shape: Sequence[int], layout: Layout, mesh: Mesh, gra
     for k, axis in enumerate(mesh.names):
         place, groups = layout[axis], {}
         for point, part in found.items():
-            groups.setdefault((*point[:k], 0, *point[k + 1 :]) if not isinstance(place, Shard) else point, []).append(part)
+            alike = point if isinstance(place, Shard) else (*point[:k], 0, *point[k + 1 :])
+            groups.setdefault(alike, []).append(part)
         if isinstance(place, (Replicate, Varying)):
             for group in groups.values():
                 for part in group[1:]:
-                    torch.testing.assert_close(part, group[0], equal_nan=True, msg=lambda m: f"replicas differ over {axis}: {m}")
+                    torch.testing.assert_close(
+                        part, group[0], equal_nan=True, msg=lambda text: f"replicas differ over {axis}: {text}"
+                    )
         combine = REDUCE[place.op] if isinstance(place, Partial) else lambda group: group[0]
         found = {point: combine(group) for point, group in groups.items()}
     for point, part in found.items():
@@ -207,9 +210,11 @@ class Collectives:
 
     def unshard(self, parts: Parts, axes: Sequence[str], *cut: int) -> Parts:
         def placed(group: Parts) -> Parts:
-            alone = [[part if j == k else torch.zeros_like(part) for j in range(len(group))] for k, part in enumerate(group)]
             everyone = Collectives(Mesh((("all", len(group)),)))
-            return [everyone.all_gather(one, ("all",), *cut)[0] for one in alone]
+            alone = [[torch.zeros_like(part) for part in group] for _ in group]
+            for k, part in enumerate(group):
+                alone[k][k] = part
+            return [everyone.all_gather(parts, ("all",), *cut)[0] for parts in alone]
 
         return self.each(parts, axes, placed)
 
@@ -289,7 +294,9 @@ def neutral(op: str, dtype: torch.dtype) -> float | int | bool:
     sign = -1 if op == "max" else 1
     if dtype == torch.bool:
         return sign > 0
-    return sign * math.inf if dtype.is_floating_point else torch.iinfo(dtype).min if sign < 0 else torch.iinfo(dtype).max
+    if dtype.is_floating_point:
+        return sign * math.inf
+    return torch.iinfo(dtype).min if sign < 0 else torch.iinfo(dtype).max
 
 
 # -- computation -------------------------------------------------------------------------------------------------------
@@ -366,7 +373,8 @@ class Simulator:
                 for out, tensor in zip(node.outputs, results):
                     if out is not None:
                         self.parts.setdefault(out, []).append(tensor)
-                        assert tensor.shape == shape_of(out, self.mesh), f"{node.op} made {tensor.shape} for {out.layout}"
+                        fits = tensor.shape == shape_of(out, self.mesh)
+                        assert fits, f"{node.op} made {tuple(tensor.shape)} for {out.layout}"
         return self.parts
 
     def whole_classes(self, node: Node) -> None:

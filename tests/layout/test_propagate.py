@@ -285,18 +285,19 @@ def test_each_rank_makes_its_part_of_a_mask():
 
 def test_synchronised_batch_norm_reduces_two_statistics_once():
     """The running statistics take what is reduced for the normalisation."""
-    text = """
-        graph bn {
-          input %x : float32[8, 4, 5] {dp: S(0)}  # kind=slot differentiable
-          input %w : float32[4] {dp: V}  # kind=param differentiable
-          input %b : float32[4] {dp: V}  # kind=param differentiable
-          input %rm : float32[4] {}  # kind=buffer
-          input %rv : float32[4] {}  # kind=buffer
-          %y : float32[8, 4, 5], _, _, %m : float32[4], %v : float32[4] = aten._native_batch_norm_legit_functional.default(%x, %w, %b, %rm, %rv, True, 0.1, 1e-05)
+    call = "aten._native_batch_norm_legit_functional.default(%x, %w, %b, %rm, %rv, True, 0.1, 1e-05)"
+    text = f"""
+        graph bn {{
+          input %x : float32[8, 4, 5] {{dp: S(0)}}  # kind=slot differentiable
+          input %w : float32[4] {{dp: V}}  # kind=param differentiable
+          input %b : float32[4] {{dp: V}}  # kind=param differentiable
+          input %rm : float32[4] {{}}  # kind=buffer
+          input %rv : float32[4] {{}}  # kind=buffer
+          %y : float32[8, 4, 5], _, _, %m : float32[4], %v : float32[4] = {call}
           output y = %y
           output buffer:rm = %m
           output buffer:rv = %v
-        }
+        }}
         """
     lowered = print_graph(LowerBatchNorm()(read(text)))
     graph = propagated(lowered, dp=2)

@@ -34,7 +34,9 @@ class _Split:
     inner: list[str] = field(default_factory=list)
 
 
-def common_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int], frozenset[str]]:
+def common_factors(
+    before: tuple[int, ...], after: tuple[int, ...]
+) -> tuple[Dims, Dims, dict[str, int], frozenset[str]]:
     """The coarsest factors that both shapes of the same elements are products of: (before, after, sizes, fixed).
 
     Outermost first, the greatest common divisor of what is left of both shapes' dimensions is a factor of both. Where
