@@ -333,6 +333,14 @@ def test_a_strategy_over_one_rank_changes_nothing(capsys: Captured, folder: Path
     assert {a["outcome"] for a in json.loads(out)["asked"] if a["request"].startswith((word, "data"))} == {"no effect"}
 
 
+def test_patterns_are_printed_as_they_stand(capsys: Captured, folder: Path) -> None:
+    """Brackets are no markup."""
+    text = PLAN.replace("mesh dp=2", "mesh dp=1 tp=2") + 'tensor over tp { row "laye[rs]s.*", style = manual }\n'
+    (folder / "tensor.plan").write_text(text)
+    status, out, err = planc(capsys, "compile", "tensor.plan")
+    assert status == 0 and re.search(r'row "laye\[rs\]s\.\*" +applied', out), out + err
+
+
 def test_an_axis_that_nothing_uses(capsys: Captured, folder: Path) -> None:
     (folder / "tiny.plan").write_text(PLAN.replace("mesh dp=2", "mesh dp=2 spare=2"))
     status, _, err = planc(capsys, "compile", "tiny.plan")

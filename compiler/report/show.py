@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from compiler.emit.code import segment_source
@@ -55,7 +56,8 @@ def asked_table(items: Iterable[Asked]) -> Table:
         table.add_column(title)
     for item in items:
         color = COLORS.get(item.outcome, "red")
-        table.add_row(item.request, f"[{color}]{item.outcome}[/{color}]", item.detail)
+        # A pattern such as w[qkv] is no markup.
+        table.add_row(escape(item.request), f"[{color}]{item.outcome}[/{color}]", escape(item.detail))
     return table
 
 
