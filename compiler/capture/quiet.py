@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import random
 import warnings
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Restore grad mode, default dtype, random state and transform stacks, however the body ends."""
+    """Restore grad mode, default dtype, random states and transform stacks, however the body ends."""
+    drawn, drawn_numpy = random.getstate(), np.random.get_state()
     grad = torch.is_grad_enabled()
     dtype = torch.get_default_dtype()
     depth = _transforms()
@@ -29,6 +32,8 @@ def preserved() -> Iterator[None]:
                 torch._C._functorch.pop_dynamic_layer_stack()
             while len(torch.overrides._get_current_function_mode_stack()) > len(modes):  # type: ignore[attr-defined]
                 torch.overrides._pop_mode()  # type: ignore[attr-defined]
+            random.setstate(drawn)
+            np.random.set_state(drawn_numpy)
             torch.set_grad_enabled(grad)
             torch.set_default_dtype(dtype)
 

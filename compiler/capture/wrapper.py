@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from compiler.capture.failures import OutputError
+from compiler.capture.state import State
 from compiler.capture.tracing import Tracing
 from runtime.factory import forward_inputs
 
@@ -45,10 +46,11 @@ class Exported(nn.Module):
         self.outputs = Outputs()
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.outputs  # changed in place: export undoes what forward assigns to attributes
+        state = State(self.model)
         with Tracing(self.model, self.widen):
             returned = self.call(dict(zip(self.names, inputs)))
-        outputs = self.outputs  # changed in place: export undoes what forward assigns to attributes
-        outputs.notes.clear()
+        outputs.notes[:] = state.settle()
         named = every_output(returned) if self.keep_outputs else loss_and_metrics(returned, outputs.notes)
         outputs.roles[:] = named
         return tuple(named.values())

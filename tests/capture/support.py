@@ -59,10 +59,15 @@ def assert_same_program(captured: Captured, model: nn.Module, batch: Mapping[str
     """The graph gives eager's loss, metrics, buffers and gradients."""
     found = run_graph(captured, model, batch)
     found_gradients = gradients(found["loss"], model)
+    before = {name: value.clone() for name, value in model.named_buffers()}
     expected = run_eager(model, batch)
+    now = dict(model.named_buffers())
+    changed = {f"buffer:{name}" for name, value in before.items() if not torch.equal(value, now[name])}
+    assert changed <= found.keys(), "changed buffers that the graph leaves alone"
+    assert {role for role in expected if not role.startswith("buffer:")} == {r for r in found if not r.startswith("buffer:")}
     for role, value in found.items():
         torch.testing.assert_close(
-            value.double(), expected[role].double(), rtol=tolerance, atol=tolerance, msg=lambda text: f"{role}: {text}"
+            value.double(), expected[role].double().view(value.shape), rtol=tolerance, atol=tolerance, msg=lambda text: f"{role}: {text}"
         )
     for name, gradient in gradients(expected["loss"], model).items():
         mine = found_gradients[name]

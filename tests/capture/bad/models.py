@@ -4,6 +4,9 @@ separated by " | "; a line marked HERE is the one that the diagnostic must point
 All take x: float32[6, 4] and y: float32[6, 4], unless `INPUTS` says otherwise.
 """
 
+import random
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -228,6 +231,23 @@ class GumbelSoftmax(Base):
         return F.mse_loss(F.gumbel_softmax(self.a(x)), y)  # HERE
 
 
+class PythonRandom(Base):
+    """E121 | random numbers of Python's or numpy's | dropout"""
+
+    def forward(self, x, y):
+        h = self.a(x)
+        if random.random() < 0.5:
+            h = h + self.b(x)
+        return F.mse_loss(h, y)
+
+
+class NumpyRandom(Base):
+    """E121 | random numbers of Python's or numpy's"""
+
+    def forward(self, x, y):
+        return F.mse_loss(self.a(x) * float(np.random.rand()), y)
+
+
 # -- gradients by hand ------------------------------------------------------------------------------------------------
 
 
@@ -333,6 +353,26 @@ class Assigned(Base):
 
     def forward(self, x, y):
         self.a.weight.data = self.a.weight.data * 0.9  # HERE
+        return F.mse_loss(self.a(x), y)
+
+
+class Replaced(Base):
+    """E124 | the forward replaces the parameter `a.weight`"""
+
+    def forward(self, x, y):
+        self.a.weight = nn.Parameter(self.a.weight.detach() * 0.9)
+        return F.mse_loss(self.a(x) + self.b(x), y)
+
+
+class GrowingBuffer(Base):
+    """E120 | gives the buffer `seen` another shape"""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1, 4))
+
+    def forward(self, x, y):
+        self.seen = torch.cat([self.seen, x])
         return F.mse_loss(self.a(x), y)
 
 
