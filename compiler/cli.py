@@ -24,12 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PlanError as error:
         report(error, options)
         return 1
-    except (ProgramError, FileExistsError) as error:
+    except ProgramError as error:
         print(f"planc: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(f"planc: {error.strerror or error}{where}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("planc: interrupted", file=sys.stderr)
         return 130
@@ -60,13 +64,20 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("--level", default="segments", choices=LEVEL_NAMES)
     inspect.add_argument("--segment", metavar="NAME", help="only this segment, such as layers.0")
     simulate = command("simulate", do_simulate, "run all ranks of a plan in this process")
-    simulate.add_argument("--steps", type=int, default=3)
+    simulate.add_argument("--steps", type=at_least_one, default=3)
     verify = command("verify", do_verify, "compare a plan with one-device eager PyTorch in float64")
-    verify.add_argument("--steps", type=int, default=3)
+    verify.add_argument("--steps", type=at_least_one, default=3)
     run = command("run", do_run, "compile a plan and train it: on local processes, or as one of torchrun's")
     run.add_argument("-o", "--output", metavar="FOLDER", help="the program folder; default: build/NAME")
     run.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
     return top
+
+
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
 
 
 LEVEL_NAMES = ("captured", "layouts", "segments", "local", "instructions")

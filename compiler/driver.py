@@ -79,7 +79,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
     mesh = plan_mesh(plan)
     with clock("capture"):
         captured = capture(capture_request(plan, mesh, options))
-        check_rows(plan, captured, batch_rows(plan), batch_ways(plan))
+        check_rows(plan, batch_rows(plan), batch_ways(plan), captured.counts_rows)
     with clock("lower"):
         graph = captured.graph
         verify_graph(graph, "capture")
@@ -94,7 +94,9 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         try:
             assigned = assign_layouts(graph, request)
         except TimeMixing as mixing:
-            raise explain_time_mixing(plan, mixing) from None
+            raise explain_time_mixing(plan, mixing, captured.modules) from None
+        joining = assigned.full_batches[0] if assigned.full_batches else None
+        check_rows(plan, batch_rows(plan), batch_ways(plan), None, joining)
         _after_layouts(assigned, request, options.watch)
     with clock("segments"):
         linked = link(plan, captured, assigned, request)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from compiler.capture import Captured
+from collections.abc import Mapping
+
+from compiler.capture.rows import Use
 from compiler.diagnostics import Diagnostic, Diagnostics, Label, PlanError, Span, declare_codes
 from compiler.dsl.plan import Plan
-from compiler.ir.graph import Origin
+from compiler.ir.graph import Node, Origin
 from compiler.layout.propagate import TimeMixing
 from compiler.passes.lower_support import LoweringError
 
@@ -16,7 +18,6 @@ declare_codes(
         "E203": "an operator that cannot keep its meaning in a plan",
         "E204": "a batch that does not divide, and a model that calculates with its size",
         "E205": "a tensor-parallel pattern that names no parameters",
-        "W201": "a mesh axis that no strategy uses",
     }
 )
 
@@ -46,16 +47,6 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
             )
     if plan.mode == "forward":
         found.error("E201", "`mode = forward` is not supported yet")
-    used = {axis for strategy in plan.strategies.values() for axis in strategy.axes}
-    for axis in plan.mesh:
-        if axis.size > 1 and axis.name not in used:
-            found.warning(
-                "W201",
-                f"no strategy uses the mesh axis `{axis.name}`",
-                axis.span,
-                label=f"its {axis.size} ranks all do the same work",
-                help=f"add `data over {axis.name}`, or remove the axis",
-            )
     found.raise_if_errors(plan.sources)
     return found.warnings
 
@@ -76,11 +67,13 @@ def _check_tensor(plan: Plan, found: Diagnostics) -> None:
         )
 
 
-def explain_time_mixing(plan: Plan, mixing: TimeMixing) -> PlanError:
+def explain_time_mixing(plan: Plan, mixing: TimeMixing, modules: Mapping[str, str]) -> PlanError:
     """The diagnostic for a model that does not keep its meaning over micro-batches."""
     origin = mixing.node.origin
     strategy = plan.pipeline if plan.pipeline and plan.pipeline.microbatches else plan.data
     span = (strategy.given.get("microbatches") or strategy.span) if strategy else None
+    normalises = "BatchNorm" in modules.get(origin.module, "")
+    own = (f'or accept statistics of each part by itself: local_statistics "{origin.module}"',) if normalises else ()
     where = f" in `{origin.module}`" if origin.module else ""
     diagnostic = Diagnostic(
         "error",
@@ -94,32 +87,34 @@ def explain_time_mixing(plan: Plan, mixing: TimeMixing) -> PlanError:
         ),
         help=(
             "use microbatches = 1 (more data-parallel ranks, or recompute, save memory too)",
-            f'or accept statistics of each part by itself: local_statistics "{origin.module or "module.path"}"',
+            *own,
         ),
         related=model_line(origin),
     )
     return PlanError([diagnostic], plan.sources)
 
 
-def check_rows(plan: Plan, captured: Captured, rows: int | None, ways: int) -> None:
-    """Padding an uneven batch would change a model that has the number of rows in its arithmetic. Raises PlanError."""
-    use = captured.counts_rows
-    if use is None or rows is None or rows % ways == 0:
+def check_rows(plan: Plan, rows: int | None, ways: int, use: Use | None, joining: Node | None = None) -> None:
+    """Padding an uneven batch would change a model that has the number of rows in its arithmetic (`use`), or that
+    joins rows (`joining`). Raises PlanError."""
+    if (use is None and joining is None) or rows is None or rows % ways == 0:
         return
+    does = "calculates with the batch size" if use is not None else "works on the whole batch at once"
+    place = Origin("", use.source, use.code) if use is not None else joining.origin if joining else Origin()
     spec = next(spec for spec in plan.inputs if spec.batch_dim is not None)
     up, down = -(-rows // ways) * ways, rows // ways * ways
     diagnostic = Diagnostic(
         "error",
         "E204",
-        f"a batch of {rows} does not divide by {ways}, and the model calculates with the batch size",
+        f"a batch of {rows} does not divide by {ways}, and the model {does}",
         spec.span,
         label=f"{rows} rows in {ways} parts (ranks x micro-batches)",
-        notes=("the parts would be padded, and the model would see the padded size",),
+        notes=("the parts would be padded, and the model would see the padding",),
         help=(
             f"use a batch of {up}" + (f" or {down}" if down else ""),
             "or let the model take means (`loss.mean()`), which count real rows only",
         ),
-        related=model_line(Origin("", use.source, use.code)),
+        related=model_line(place),
     )
     raise PlanError([diagnostic], plan.sources)
 

@@ -183,6 +183,11 @@ class RankContext:
         real = min(max(c.count - start, 0), length)
         return start, real, c.count, lambda tensor, op: self.all_reduce(tensor, c.axes, op)
 
+    @staticmethod
+    def after(x: Tensor, written: Tensor) -> Tensor:
+        """`x`, whose memory `written` shares, once that is written."""
+        return x
+
     def rows(self, each: float, dtype: torch.dtype) -> Tensor:
         """`each` for every real row of the batch."""
         return torch.full((), each * self.real_rows, dtype=dtype, device=self.device)

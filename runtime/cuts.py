@@ -52,6 +52,10 @@ def positions(
     # From the innermost factor outwards, so that the outer factors of a cut are still whole when it is applied.
     for cut in sorted(cuts, key=lambda cut: -cut.outer):
         start, length = cut.part(sizes, coords)
+        ways = math.prod(sizes[axis] for axis in cut.axes)
+        if cut.count % ways == 0:  # whatever is cut inside the parts
+            where = where.view(cut.outer, ways, -1)[:, start // length if length else 0].reshape(-1)
+            continue
         chosen = torch.arange(start, start + length, device=device)
         padding = chosen >= cut.count
         where = where.view(cut.outer, cut.count, -1)[:, chosen.clamp_(max=max(cut.count - 1, 0))]

@@ -163,7 +163,7 @@ def run_reference(
     try:
         for step, batch in enumerate(batches):
             mode.next_step(step)
-            wide = {k: v.double() if v.is_floating_point() else v.clone() for k, v in batch.items()}
+            wide = {k: (v.double() if v.is_floating_point() else v).clone() for k, v in batch.items()}
             with mode, torch.enable_grad():
                 outputs = model(**{name: wide[name] for name in passed})
                 if loss_function is not None and loss is not None:

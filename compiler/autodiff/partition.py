@@ -59,6 +59,7 @@ class SegmentCode:
 
 def partition(recorded: Recorded, policy: str = "none") -> SegmentCode:
     """Split recorded code under a policy: "none", "selective" or "full"."""
+    policy = "none" if recorded.writes else policy
     gradients = [value for value in recorded.gradients if value is not None]
     backward = live(recorded.backward, gradients)
     made = {out: node for node in recorded.forward for out in node.outputs if out is not None}
@@ -74,7 +75,7 @@ def partition(recorded: Recorded, policy: str = "none") -> SegmentCode:
             return
         if node in again or value in saved:
             return
-        if node.op not in VIEWS and not recomputes(node, policy):
+        if (node.op not in VIEWS or recorded.writes) and not recomputes(node, policy):
             saved[value] = None
             return
         for operand in node.inputs:

@@ -36,6 +36,7 @@ class Recorder(TorchDispatchMode):
         self._alive: list[torch.Tensor] = []  # so that no identity is reused
         self._names: dict[str, int] = {}
         self._making = False
+        self.writes = False  # whether recorded code writes into memory that it has views of
 
     def empty(self, shape: tuple[int, ...], dtype: str | torch.dtype) -> torch.Tensor:
         """A fake tensor for the result of an operator that is recorded by `add`."""
@@ -100,17 +101,46 @@ class Recorder(TorchDispatchMode):
             return result
         node = Node(op, self._encode(args), self._encode_kwargs(kwargs), [], self.origin)
         if func._schema.is_mutable:
-            return self._record_mutation(func, node, args, result)
+            return self._record_mutation(func, node, args, kwargs, result)
         results = result if isinstance(result, (tuple, list)) else (result,)
         node.outputs = [self._output(item, node) if isinstance(item, torch.Tensor) else None for item in results]
         self.nodes.append(node)
         return result
 
-    def _record_mutation(self, func: Any, node: Node, args: Any, result: Any) -> Any:
-        """`x.op_()` on a tensor that the recorded program made itself becomes `y = op(x)`, with y in x's place."""
-        node.op = _functional(func)
-        node.outputs = [self._output(args[0], node)]
+    def _record_mutation(self, func: Any, node: Node, args: Any, kwargs: Any, result: Any) -> Any:
+        """`x.op_()` on a tensor that nothing else sees becomes `y = op(x)`, with y in x's place.
+
+        Where x is a view, or has views, the write is kept as it is: generated code runs in order and its tensors alias
+        as these do. Every other value of the same memory goes on as `planc.after(value, y)`, the value as it is once
+        y is written, so that the order shows in the graph.
+        """
+        written = _written(func, args, kwargs)
+        memory = {tensor.untyped_storage()._cdata for tensor in written}
+        seen = {
+            id(value): value
+            for tensor in self._alive
+            if tensor.untyped_storage()._cdata in memory and (value := self._values[id(tensor)])
+        }
+        own = {id(self._known(tensor)) for tensor in written}
+        if set(seen) == own and len(written) == 1 and written[0] is args[0] and str(func).split(".")[1].endswith("_"):
+            node.op = _functional(func)
+            node.outputs = [self._output(args[0], node)]
+            self.nodes.append(node)
+            return result
+        self.writes = True
+        before = [tensor for tensor in self._alive if tensor.untyped_storage()._cdata in memory]
+        old = {id(tensor): self._values[id(tensor)] for tensor in before}
+        node.outputs = [self._output(tensor, node) for tensor in written]
         self.nodes.append(node)
+        now = {id(old[id(tensor)]): self._values[id(tensor)] for tensor in written if id(tensor) in old}
+        for tensor in before:
+            value = old[id(tensor)]
+            if id(value) not in now:
+                after = Node("planc.after", (value, node.outputs[0]), {}, [], self.origin)
+                after.outputs = [Value(self.fresh(self.base), value.dtype, value.shape, value.kind, producer=after)]
+                self.nodes.append(after)
+                now[id(value)] = after.outputs[0]
+            self._values[id(tensor)] = now[id(value)]
         return result
 
     def _known(self, tensor: torch.Tensor) -> Value:
@@ -148,6 +178,16 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self.origin, self.base = before
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that a call writes to."""
+    given = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
+    return [
+        given[argument.name]
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
 
 @cache

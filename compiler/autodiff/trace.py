@@ -27,7 +27,7 @@ class Recorded:
     """A segment's local code, before partitioning into what is saved and what is recomputed.
 
     `arguments`, `results` and `gradients` hold local values. `gradients[k]` is the gradient of argument k, None where
-    there is none; `cotangents[k]` that of result k, None where nobody gives one.
+    there is none; `writes`: the code writes into memory that it has views of, so its order must stay; `cotangents[k]` that of result k, None where nobody gives one.
     """
 
     arguments: list[Value]
@@ -37,6 +37,7 @@ class Recorded:
     backward: list[Node]
     gradients: list[Value | None]
     layouts: dict[Value, Value] = field(default_factory=dict)
+    writes: bool = False
 
 
 class Tracer:
@@ -108,10 +109,13 @@ def _trace(graph: Graph, mesh: Mesh, with_gradient: Sequence[bool]) -> Recorded:
             given = contiguous(tracer, given)
         found.append(None if given is None else recorder.value_of(given))
     meaning = {tracer.value(value): value for value in graph.values()}
-    forward, env = simplify(forward)
-    backward, env = simplify(recorder.nodes, env)
+    if recorder.writes:  # equal operators on memory that is written are not the same
+        backward, env = recorder.nodes, {}
+    else:
+        forward, env = simplify(forward)
+        backward, env = simplify(recorder.nodes, env)
     now = [None if value is None else env.get(value, value) for value in found]
-    return Recorded(arguments, forward, [env.get(v, v) for v in results], cotangents, backward, now, meaning)
+    return Recorded(arguments, forward, [env.get(v, v) for v in results], cotangents, backward, now, meaning, recorder.writes)
 
 
 def contiguous(tracer: Tracer, tensor: torch.Tensor) -> torch.Tensor:

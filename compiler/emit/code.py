@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Iterable
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import jinja2
+import torch
 
 from compiler.autodiff.partition import SegmentCode
 from compiler.ir.graph import Node, Value
@@ -46,6 +48,16 @@ def segment_source(name: str, code: SegmentCode, used_by: list[str]) -> str:
         backward=backward,
         gradients=writer.tuple(code.gradients),
     )
+
+
+@cache
+def returns_list(op: str) -> bool:
+    """Whether an operator returns a list of tensors, however many."""
+    if op.startswith("planc."):
+        return op == "planc.opaque_backward"
+    namespace, packet, overload = op.split(".")
+    returns = getattr(getattr(getattr(torch.ops, namespace), packet), overload)._schema.returns
+    return len(returns) == 1 and str(returns[0].type) == "List[Tensor]"
 
 
 class _Writer:
@@ -103,7 +115,7 @@ class _Writer:
 
     def assignment(self, node: Node) -> str:
         targets = ", ".join("_" if out is None else self.name(out) for out in node.outputs)
-        if len(node.outputs) == 1 and node.op == "planc.opaque_backward":
+        if len(node.outputs) == 1 and returns_list(node.op):
             targets += ","
         comment = ", ".join(self.type(out) for out in node.outputs if out is not None)
         return f"{targets} = {self.call(node)}  # {comment}"

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compiler.ir.graph import Graph, Node, Origin, Value, map_values
-from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Shard
+from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Shard, V
 from compiler.layout.propagate import NeedsHoist, Propagation, TimeMixing, propagate
 from compiler.layout.redistribute import Redistributor
 
@@ -81,8 +81,13 @@ class _Hoistable:
 
 
 def batch_only_values(graph: Graph) -> set[Value]:
-    """Values that depend on the batch and constants alone, not on parameters or buffers."""
-    found = {value for value in graph.inputs if value.kind in ("batch", "constant")}
+    """Values that depend on the batch and constants alone, not on parameters or on buffers that change."""
+    changing = {role.removeprefix("buffer:") for role in graph.outputs if role.startswith("buffer:")}
+    found = {
+        value
+        for value in graph.inputs
+        if value.kind in ("batch", "constant") or value.kind == "buffer" and value.name not in changing
+    }
     for node in graph.nodes:
         if all(value in found for value in node.inputs):
             found.update(out for out in node.outputs if out is not None)
@@ -178,9 +183,15 @@ def finish_outputs(found: Propagation, request: LayoutRequest) -> None:
 
 
 def _joins_rows(node: Node, request: LayoutRequest) -> bool:
-    """Whether the node makes one whole of rows that may not all be real."""
+    """Whether the node makes one whole of rows that may not all be real, or takes statistics of a part with such."""
     time = request.time_axis
-    if not request.rows or time is None or not node.op.startswith("planc.") or node.op == "planc.count":
-        return False  # A count is made of shapes alone; `resolve_counts` makes it one of real rows.
-    value, out = node.args[0], node.outputs[0]
-    return isinstance(value, Value) and isinstance(value.layout[time], Shard) and out.layout[time] == R
+    if not request.rows or time is None or not node.inputs:
+        return False
+    value, out = node.inputs[0], node.outputs[0]
+    if not isinstance(value.layout[time], Shard):
+        return False
+    if "batch_norm" in node.op:
+        return True
+    # A count is made of shapes alone; `resolve_counts` makes it one of real rows.
+    moves = node.op.startswith("planc.") and node.op != "planc.count"
+    return moves and out is not None and out.layout[time] in (R, V)

@@ -9,6 +9,7 @@ from compiler.passes.base import Pass
 from compiler.passes.detach_outputs import DetachOutputs
 from compiler.passes.lower_batch_norm import LowerBatchNorm
 from compiler.passes.lower_embedding import LowerEmbedding
+from compiler.passes.lower_index import LowerIndex
 from compiler.passes.lower_losses import LowerLosses
 from compiler.passes.lower_mean import LowerMean
 from compiler.passes.mark_per_sample import MarkPerSample
@@ -17,4 +18,4 @@ from compiler.passes.mark_per_sample import MarkPerSample
 def lowering(plan: Plan) -> Sequence[Pass]:
     """Operators that hide a reduction over the batch become ones whose reductions layouts can see."""
     local = tuple(pattern.text for pattern in plan.local_statistics)
-    return (MarkPerSample(plan.per_sample), LowerEmbedding(), LowerBatchNorm(local), LowerLosses(), LowerMean(), DetachOutputs())
+    return (MarkPerSample(plan.per_sample), LowerEmbedding(), LowerBatchNorm(local), LowerLosses(), LowerMean(), LowerIndex(), DetachOutputs())
