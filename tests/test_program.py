@@ -16,7 +16,9 @@ from compiler.dsl import loads
 from compiler.driver import Options, compile
 from runtime.instructions import format_stream, parse_stream
 from runtime.program import ProgramError, load
+from runtime.session import Session
 from runtime.simulate import simulate
+from runtime.transport import LocalTransport
 from tests.zoo import get, plan_text
 
 WORKER = """
@@ -100,3 +102,16 @@ def test_broken_folders_are_explained(build_dir: Path) -> None:
     (folder / "program.yaml").write_text("version: 1\nname: [")
     with pytest.raises(ProgramError, match="damaged"):
         load(folder)
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "encdec-tiny", "vit-tiny", "resnet-tiny", "c43_inplace"])
+def test_everything_is_made_on_the_rank_s_own_device(build_dir: Path, name: str) -> None:
+    """A step on a device that is not the one where it was compiled: a tensor made elsewhere would not mix with its."""
+    program = load(build(build_dir, name, wide=False, batch=7, mesh="dp=1", microbatches=1, optimizer=""))
+    session = Session(program, LocalTransport(torch.device("meta")))
+    session.executor.actions["report"] = lambda instruction: None
+    batch = {name: tensor.to("meta") for name, tensor in random_batch(program, 0).items()}
+    with pytest.raises(AssertionError):  # nothing is reported, for there are no values
+        session.step(batch)
+    made = [*session.state.gradients.values(), *session.executor.reported.values()]
+    assert made and all(tensor.device.type == "meta" for tensor in made)

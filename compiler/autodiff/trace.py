@@ -67,6 +67,8 @@ class Tracer:
                 return [real(item) for item in argument]
             return argument
 
+        if not node.inputs:
+            kwargs = {**kwargs, **created(op, node)}
         args, kwargs = map_values((args, kwargs), self.tensor)
         return operator(op)(*[real(item) for item in args], **{key: real(item) for key, item in kwargs.items()})
 
@@ -145,6 +147,18 @@ def run_node(tracer: Tracer, node: Node) -> dict[Value, torch.Tensor]:
         if out is not None:
             tracer.tensors[out] = tensor
     return leaves
+
+
+def created(op: str, node: Node) -> dict[str, Any]:
+    """What makes an operator that creates a tensor independent of defaults: its dtype, and the rank's own device (which
+    the recorder writes down as such, whatever it is here)."""
+    names = {argument.name for argument in operator(op)._schema.arguments}
+    out = node.outputs[0]
+    assert out is not None
+    found: dict[str, Any] = {"device": torch.device("cpu")} if "device" in names else {}
+    if "dtype" in names and "dtype" not in node.kwargs:
+        found["dtype"] = f"torch.{out.dtype}"
+    return found
 
 
 def operator(name: str) -> Any:
