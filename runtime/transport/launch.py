@@ -50,11 +50,13 @@ def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | No
     }
     ranks: list[subprocess.Popen[bytes]] = []
     patience = _STOP_SECONDS
+    killed: dict[int, str] = {}
     with _sigterm_as_exception():
         try:
             for rank in range(processes):
                 ranks.append(_start(rank, arguments, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
             status = _first_failure(ranks)
+            killed = _killed(ranks)
             if status:
                 _wait(ranks, _FAILURE_SECONDS)
         except (KeyboardInterrupt, _Terminated) as stop:
@@ -63,6 +65,8 @@ def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | No
         finally:
             _stop(ranks, patience)
     report = FailureBoard(store).first()
+    for rank, name in killed.items():
+        print(f"planc: rank {rank} was killed ({name}); what the others say of it follows from that", file=sys.stderr)
     if report is not None:
         print(f"planc: {report}", file=sys.stderr)
     elif status and status not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
@@ -100,6 +104,12 @@ def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int:
         if all(code == 0 for code in codes):
             return 0
         time.sleep(0.05)
+
+
+def _killed(ranks: Sequence[subprocess.Popen[bytes]]) -> dict[int, str]:
+    """Ranks that a signal ended, before anybody here sent one: by the system for want of memory, or by hand."""
+    codes = {rank: process.poll() for rank, process in enumerate(ranks)}
+    return {rank: signal.Signals(-code).name for rank, code in codes.items() if code is not None and code < 0}
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
