@@ -344,7 +344,7 @@ def test_patterns_are_printed_as_they_stand(capsys: Captured, folder: Path) -> N
 def test_an_axis_that_nothing_uses(capsys: Captured, folder: Path) -> None:
     (folder / "tiny.plan").write_text(PLAN.replace("mesh dp=2", "mesh dp=2 spare=2"))
     status, _, err = planc(capsys, "compile", "tiny.plan")
-    assert status == 0 and "W201" in err and "spare" in err
+    assert status == 0 and "W002" in err and "spare" in err
 
 
 @pytest.mark.parametrize(
