@@ -9,6 +9,7 @@ every dtype works.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import time
@@ -150,6 +151,11 @@ class TorchTransport(Transport):
             self._watch.close()
             atexit.unregister(self._watch.close)
             dist.destroy_process_group()
+            # The groups' threads end here, with the last reference, and not in the interpreter's own end, where gloo
+            # has been seen to abort the process.
+            self._groups.clear()
+            del self._upwards, self._downwards
+            gc.collect()
 
     # -- data ----------------------------------------------------------------------------------------------------
 
