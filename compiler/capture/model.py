@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +35,50 @@ def build_model(factory: str, options: Mapping[str, object], base: str | None, d
         torch.set_default_dtype(dtype)
     mode = FakeTensorMode()
     try:
-        with mode:
+        with mode, converting():
             return Built(_converted(build(factory, options, base), dtype), mode)
     except FactoryError as error:
         if not _needs_values(error):
             raise
     return Built(_converted(build(factory, options, base), dtype), None)
+
+
+@contextlib.contextmanager
+def converting() -> Iterator[None]:
+    """`model.double()`, `.to(dtype)` and their like put new parameters in the place of the old.
+
+    Their own way, exchanging the contents of two tensors, does not work for fake ones.
+    """
+    done: dict[int, tuple[Tensor, Tensor]] = {}  # old tensors are kept, so that no identity is used again
+
+    def replaced(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        if id(tensor) not in done:
+            with torch.no_grad():
+                new = function(tensor)
+            if new is not tensor and isinstance(tensor, nn.Parameter):
+                new = nn.Parameter(new, tensor.requires_grad)
+            done[id(tensor)] = tensor, new
+            done[id(new)] = new, new  # a tie meets it again
+        return done[id(tensor)][1]
+
+    def apply(self: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        if not nested:
+            done.clear()  # another conversion
+        nested.append(self)
+        try:
+            for child in self.children() if recurse else ():
+                child._apply(function)
+            for table in (self._parameters, self._buffers):
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        table[name] = replaced(tensor, function)
+        finally:
+            nested.pop()
+        return self
+
+    nested: list[nn.Module] = []
+    with mock.patch.object(nn.Module, "_apply", apply):
+        yield
 
 
 def _needs_values(error: FactoryError) -> bool:

@@ -86,6 +86,8 @@ class Tracing(TorchFunctionMode):
             raise Unsupported(BY_HAND[name], self.here(), "E126")
         elif name in CHANNEL_DROPOUT:
             return channel_dropout(name, *args, **kwargs)
+        elif func is Tensor.fill_diagonal_ and args[0].dim() == 2:
+            return fill_diagonal(*args, **kwargs)
         if self.widen:
             args, kwargs = pytree.tree_map(widened, (args, kwargs)) if has_dtype(args, kwargs) else (args, kwargs)
             if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
@@ -129,6 +131,15 @@ class Tracing(TorchFunctionMode):
 
 CHANNEL_DROPOUT = {"dropout1d": 2, "dropout2d": 0, "dropout3d": 4, "feature_dropout": 0}
 """Functions that drop whole channels, with the number of dimensions at which they take a sample without its batch."""
+
+
+def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
+    """With a mask: made functional, the operator itself becomes one whose derivative is wrong in torch."""
+    rows, columns = x.shape
+    diagonal = torch.eye(rows, columns, dtype=torch.bool, device=x.device)
+    if wrap and rows > columns:
+        diagonal = (torch.arange(rows * columns, device=x.device) % (columns + 1) == 0).view(rows, columns)
+    return x.masked_fill_(diagonal, value)
 
 
 def channel_dropout(

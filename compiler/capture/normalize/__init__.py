@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.capture.normalize import arithmetic, attention, creation, randomness, views  # noqa: F401  (they register)
+from compiler.capture.normalize import arithmetic, attention, creation, randomness, refused, views  # noqa: F401  (they register)
 from compiler.capture.normalize.builder import HANDLERS, Builder
 from compiler.capture.normalize.masks import recognize_masks
 from compiler.ir.graph import Graph, Value
