@@ -71,23 +71,24 @@ class RankContext:
         whole = split.movedim(0, c.dim + 1).flatten(c.dim + 1, c.dim + 2).narrow(c.dim + 1, 0, c.count)
         return whole.flatten(c.dim, c.dim + 2).contiguous()
 
-    def _parts(self, x: Tensor, c: Cut, ways: int) -> Tensor:
-        """The inverse of `_joined`, padded with zeros: [ways, …]."""
+    def _parts(self, x: Tensor, c: Cut, ways: int, zeros: bool) -> Tensor:
+        """The inverse of `_joined`: [ways, …]. Padding repeats the last entry or holds `zeros`, as for `shard`."""
         length = math.ceil(c.count / ways)
         split = x.unflatten(c.dim, (c.outer, c.count, c.unit))
         if length * ways != c.count:
-            pad = split.new_zeros(
-                (*split.shape[: c.dim + 1], length * ways - c.count, *split.shape[c.dim + 2 :])
-            )
+            missing = length * ways - c.count
+            last = split.narrow(c.dim + 1, c.count - 1, 1)
+            sizes = [missing if dim == c.dim + 1 else -1 for dim in range(split.dim())]
+            pad = (torch.zeros_like(last) if zeros else last).expand(sizes)
             split = torch.cat([split, pad], c.dim + 1)
         split = split.unflatten(c.dim + 1, (ways, length)).movedim(c.dim + 1, 0)
         return split.flatten(c.dim + 1, c.dim + 3).contiguous()
 
-    def reduce_scatter(self, x: Tensor, cut: str) -> Tensor:
-        """P → S."""
+    def reduce_scatter(self, x: Tensor, cut: str, zeros: bool = False) -> Tensor:
+        """P → S, with padding as `shard` has it."""
         (c,) = parse_cuts(cut)
         group = self.group(c.axes)
-        parts = self._parts(x, c, len(group))
+        parts = self._parts(x, c, len(group), zeros)
         out = torch.empty_like(parts[0])
         self.transport.reduce_scatter(out, parts, group, label=f"{self.where}: reduce_scatter over {c.axes}")
         return out

@@ -90,9 +90,8 @@ def all_gather(tracer: Tracer, node: Node) -> torch.Tensor:
 @backward("planc.all_gather")
 def all_gather_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
     whole = node.outputs[0].layout[node.args[1][0]]
-    if isinstance(whole, Replicate):
-        return _like(tracer, node, gradients[0], "planc.shard", _cut(tracer, node), True)
-    return _like(tracer, node, gradients[0], "planc.reduce_scatter", _cut(tracer, node))
+    op = "planc.shard" if isinstance(whole, Replicate) else "planc.reduce_scatter"
+    return _like(tracer, node, gradients[0], op, _cut(tracer, node), True)  # a gradient has zeros in the padding
 
 
 @forward("planc.reduce_scatter")
