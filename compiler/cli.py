@@ -182,8 +182,8 @@ def do_inspect(options: argparse.Namespace) -> int:
 def do_simulate(options: argparse.Namespace) -> int:
     import tempfile
 
-    from compiler.driver import compile
     from compiler.analysis.verify import random_batch
+    from compiler.driver import compile
     from runtime.program import load
     from runtime.simulate import simulate
 

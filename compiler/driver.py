@@ -27,9 +27,9 @@ from compiler.passes.pipeline import lowering
 from compiler.passes.resolve_counts import ResolveCounts
 from compiler.report.asked import Asked, asked
 from compiler.segments.split import units
+from compiler.support import check_rows, check_supported, explain_lowering, explain_time_mixing
 from compiler.tensor.sequence import sequence_layouts
 from compiler.tensor.styles import tensor_layouts
-from compiler.support import check_rows, check_supported, explain_lowering, explain_time_mixing
 from runtime.context import TIME
 from runtime.program import Program
 

@@ -29,7 +29,6 @@ from runtime.program import load as load_program
 from runtime.state import RankState, initial_state
 from runtime.transport import Transport, connect
 
-
 # The generator that a model's initialisation draws from is one for all threads, and so for all simulated ranks.
 _INITIALISING = threading.Lock()
 

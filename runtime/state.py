@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from runtime.constants import read_constants
 from runtime.cuts import local_part, parse_cuts
 from runtime.factory import build
 from runtime.program import Bucket, Program
-from runtime.constants import read_constants
 
 
 def initial_state(program: Program, seed: int) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from compiler.analysis.verify import random_batch
-from compiler.dsl import loads
 from compiler.driver import Options, compile
+from compiler.dsl import loads
 from runtime.instructions import format_stream, parse_stream
 from runtime.program import ProgramError, load
 from runtime.session import Session

@@ -32,8 +32,8 @@ from compiler.capture.normalize import normalize
 from compiler.capture.opaque import replaced
 from compiler.capture.origins import Origins
 from compiler.capture.quiet import preserved, quiet, real_imports
-from compiler.capture.rows import Use, row_constants
 from compiler.capture.request import BufferInfo, Captured, CaptureRequest, Input, ParameterInfo
+from compiler.capture.rows import Use, row_constants
 from compiler.capture.wrapper import Exported
 from compiler.ir.graph import Graph, Origin
 from runtime.factory import FactoryError, resolve

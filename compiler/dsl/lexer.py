@@ -14,7 +14,6 @@ from lark import Lark, Token
 
 from compiler.diagnostics import Diagnostics, Span
 
-
 ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 
 

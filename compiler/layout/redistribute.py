@@ -39,7 +39,6 @@ from compiler.layout.placement import (
 )
 from compiler.layout.rule import rule_of
 
-
 COLLECTIVES = ("planc.all_reduce", "planc.all_gather", "planc.reduce_scatter", "planc.all_to_all")
 
 

@@ -9,7 +9,6 @@ import torch
 
 from compiler.ir.graph import Graph, Node, Origin, Value, map_values
 
-
 CONSTANT = ("aten.detach.default", "planc.count")
 """What has no gradient with respect to its operand."""
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.ir.graph import Node, Value
-from compiler.layout.rule import Dims, Rule, einsum, parse_dims, rule, whole
-from compiler.layout.rules.signature import arguments, by_name, linear_in, operand_names
+from compiler.layout.rule import Rule, einsum, rule, whole
+from compiler.layout.rules.signature import arguments, by_name, linear_in
 from compiler.layout.rules.views import FIRST, along
 
 

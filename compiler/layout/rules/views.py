@@ -9,7 +9,7 @@ from typing import Any
 
 from compiler.ir.graph import Node, Value
 from compiler.layout.rule import Dims, LocalShapes, Rule, einsum, rule, whole
-from compiler.layout.rules.signature import arguments, linear_in, positions, with_arguments
+from compiler.layout.rules.signature import arguments, linear_in, positions
 
 FIRST = (frozenset({0}),)
 """Moving elements about is linear: partial sums may pass."""
