@@ -9,9 +9,11 @@ the model is traced, and never again: they are refused.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from compiler.capture.failures import Unsupported
@@ -31,33 +33,61 @@ class State:
         ]
         self.drawn = _random_state()
 
-    def settle(self) -> list[str]:
-        """Write assigned buffers into the old ones, and take back other assignments; returns notes."""
+    def settle(self, returned: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+        """Write assigned buffers into the old ones, and take back other assignments.
+
+        Gives `returned` as it was before that, and notes.
+        """
         notes: list[str] = []
         if _random_state() != self.drawn:
             raise Unsupported("the forward draws random numbers of Python's or numpy's", Origin(), "E121")
+        assigned: list[tuple[str, Tensor, Tensor]] = []
         for path, module, attributes, buffers, parameters in self.modules:
             prefix = f"{path}." if path else ""
             for name, value in module._parameters.items():
                 if value is not parameters.get(name):
                     raise Unsupported(f"the forward replaces the parameter `{prefix}{name}`", Origin(path), "E124")
             for name, value in list(module._buffers.items()):
-                if value is not buffers.get(name):
-                    notes += self.buffer(module, name, f"{prefix}{name}", buffers.get(name), value)
+                old = buffers.get(name)
+                if value is old:
+                    continue
+                if old is None or value is None:
+                    notes.append(_cached(f"{prefix}{name}"))
+                else:
+                    assigned.append((f"{prefix}{name}", old, value))
+                module._buffers[name] = old
             for name, value in list(vars(module).items()):
                 if name not in OWN and value is not attributes.get(name):
                     notes += self.attribute(module, name, f"{prefix}{name}", attributes, value)
-        return notes
+        return self.written(assigned, returned), notes
 
-    def buffer(self, module: nn.Module, name: str, path: str, old: Tensor | None, new: Tensor | None) -> list[str]:
-        if old is None or new is None:
-            module._buffers[name] = old
-            return [_cached(path)]
-        if old.shape != new.shape:
-            raise Unsupported(f"the forward gives the buffer `{path}` another shape", Origin(path.rpartition(".")[0]))
-        old.copy_(new.detach())
-        module._buffers[name] = old
-        return []
+    def written(self, assigned: list[tuple[str, Tensor, Tensor]], returned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`returned`, once every old buffer holds what was assigned.
+
+        One buffer may have been given another's tensor, and returned tensors may be old buffers: all are read before
+        the first is written.
+        """
+        if not assigned:
+            return dict(returned)
+        kept = {name: tensor.clone() for name, tensor in returned.items()}
+        held = [id(tensor) for _, _, _, buffers, _ in self.modules for tensor in buffers.values() if tensor is not None]
+        contents = []
+        for path, old, new in assigned:
+            origin = Origin(path.rpartition(".")[0])
+            if old.shape != new.shape:
+                raise Unsupported(f"the forward gives the buffer `{path}` another shape", origin)
+            if _kind(old) != _kind(new):
+                types = " instead of ".join(str(x.dtype).removeprefix("torch.") for x in (new, old))
+                raise Unsupported(f"the forward gives the buffer `{path}` another dtype: {types}", origin)
+            if held.count(id(old)) > 1:
+                raise Unsupported(
+                    f"the forward assigns to the buffer `{path}`, which is the same tensor as another one", origin,
+                    help="write into it in place, or give each buffer a tensor of its own",
+                )  # fmt: skip
+            contents.append(new.detach().clone())
+        for (_, old, _), content in zip(assigned, contents):
+            old.copy_(content)
+        return kept
 
     def attribute(
         self, module: nn.Module, name: str, path: str, attributes: dict[str, Any], value: Any
@@ -72,6 +102,10 @@ class State:
         if isinstance(value, PLAIN) and isinstance(before, PLAIN) and value != before:
             return [f"the forward changes `{path}`: a program keeps to the value of its first call"]
         return []
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.is_floating_point(), tensor.dtype == torch.bool
 
 
 def _cached(path: str) -> str:

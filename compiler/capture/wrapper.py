@@ -50,8 +50,10 @@ class Exported(nn.Module):
         state = State(self.model)
         with Tracing(self.model, self.widen):
             returned = self.call(dict(zip(self.names, inputs)))
-        outputs.notes[:] = state.settle()
-        named = every_output(returned) if self.keep_outputs else loss_and_metrics(returned, outputs.notes)
+        unused: list[str] = []
+        named = every_output(returned) if self.keep_outputs else loss_and_metrics(returned, unused)
+        named, notes = state.settle(named)
+        outputs.notes[:] = notes + unused
         outputs.roles[:] = named
         return tuple(named.values())
 

@@ -135,6 +135,49 @@ class BufferIsAnInput(Base):
         return F.mse_loss(self.b(x), y)
 
 
+class Two(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("now", torch.arange(4.0))
+        self.register_buffer("before", torch.ones(4))
+        self.register_buffer("count", torch.zeros(()))
+
+
+class BuffersInTurn(Two):
+    """One buffer is given the old tensor of another, which is assigned itself."""
+
+    def forward(self, x, y):
+        h = self.b(x)
+        self.before = self.now
+        self.now = h.detach().mean(0)
+        return F.mse_loss(h * self.before + self.now, y)
+
+
+class BuffersExchanged(Two):
+    def forward(self, x, y):
+        self.now, self.before = self.before, self.now
+        return F.mse_loss(self.b(x) * self.before + self.now, y)
+
+
+class ViewsOfBuffers(Two):
+    """A view of an old buffer is assigned and written into."""
+
+    def forward(self, x, y):
+        old, self.now = self.now, self.now + 1
+        self.before = old[:]
+        self.before += x.mean(0)
+        return F.mse_loss(self.b(x) * self.before + self.now, y)
+
+
+class OldBufferReturned(Two):
+    """A metric is the buffer as it was."""
+
+    def forward(self, x, y):
+        old = self.count
+        self.count = self.count + 1
+        return {"loss": F.mse_loss(self.b(x), y), "old": old, "new": self.count}
+
+
 class PlainTensorAssigned(Base):
     """A plain attribute is a buffer too: it has a state that the next step sees."""
 
@@ -232,7 +275,7 @@ class OneElement(Base):
         return F.mse_loss(self.a(x), y).view(1)
 
 
-MODELS = [item for item in vars().values() if isinstance(item, type) and issubclass(item, nn.Module) and item is not Base]
+MODELS = [item for item in vars().values() if isinstance(item, type) and issubclass(item, nn.Module) and item not in (Base, Two)]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)

@@ -376,6 +376,31 @@ class GrowingBuffer(Base):
         return F.mse_loss(self.a(x), y)
 
 
+class BufferOfAnotherDtype(Base):
+    """E120 | gives the buffer `seen` another dtype: float32 instead of int64"""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, y):
+        self.seen = self.seen * 0.9 + 1
+        return F.mse_loss(self.a(x), y)
+
+
+class TiedBuffers(Base):
+    """E120 | assigns to the buffer `one`, which is the same tensor as another one"""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("one", torch.zeros(4))
+        self.register_buffer("other", self.one)
+
+    def forward(self, x, y):
+        self.one = self.one + x.mean(0)
+        return F.mse_loss(self.a(x) * self.other, y)
+
+
 class MaxNorm(nn.Module):
     """E124 | table.weight"""
 
