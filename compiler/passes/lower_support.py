@@ -101,7 +101,8 @@ def replace_calls(graph: Graph, lower: Lowering) -> Graph:
     moved: dict[Value, Value] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        node.args, node.kwargs = map_values((node.args, node.kwargs), lambda value: moved.get(value, value))
+        if moved:
+            node.args, node.kwargs = map_values((node.args, node.kwargs), lambda value: moved.get(value, value))
         emit = Emitter(node, taken)
         results = lower(node, emit)
         if results is None:
