@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from compiler.capture import failures
+from compiler.capture import failures, repeats
 from compiler.capture.checks import (
     check_dtypes,
     check_inputs,
@@ -34,6 +34,7 @@ from compiler.capture.origins import Origins
 from compiler.capture.quiet import preserved, quiet, real_imports
 from compiler.capture.request import BufferInfo, Captured, CaptureRequest, Input, ParameterInfo
 from compiler.capture.rows import Use, row_constants
+from compiler.capture.state import State
 from compiler.capture.wrapper import Exported
 from compiler.ir.graph import Graph, Origin
 from runtime.factory import FactoryError, resolve
@@ -74,6 +75,7 @@ def _capture(request: CaptureRequest) -> Captured:
         lambda name: not matches(request.freeze, name), Origins(model, PREFIX),
     )  # fmt: skip
     graph = normalize(imported.graph, imported.constants)
+    check_repeats(exported, built, request, dtype, graph)
     check_dtypes(graph)
     check_learns(graph, model, request)
     classes, lists = module_tables(model)
@@ -141,12 +143,41 @@ def counts_rows(exported: Exported, built: Built, request: CaptureRequest, dtype
         with replaced(exported.model, opaque, count):
             exported.call({spec.name: example(with_rows(spec, count), dtype) for spec in request.inputs})
 
+    state = State(exported.model)
     with preserved(), built.mode or contextlib.nullcontext():
         try:
             return row_constants(run, size)
         except Exception:
             # It runs at this batch size only: the size is in it somewhere.
             return Use("", "", "")
+        finally:
+            state.restore()
+
+
+def check_repeats(
+    exported: Exported, built: Built, request: CaptureRequest, dtype: torch.dtype | None, graph: Graph
+) -> None:
+    """Raise Unsupported if the forward keeps something in the model that makes its later calls differ."""
+    model = exported.model
+    if not exported.outputs.kept or built.mode is None:
+        return
+    batch: dict[str, Tensor] = {}
+
+    def data() -> list[Tensor]:
+        batch.update({spec.name: example(spec, dtype) for spec in request.inputs})
+        changing = [b for name, b in model.named_buffers() if f"buffer:{name}" in graph.outputs]
+        return [*batch.values(), *model.parameters(), *changing]
+
+    state = State(model)
+    with preserved(), built.mode, replaced(model, opaque_paths(model, request), rows(request)):
+        try:
+            found = repeats.difference(lambda: exported.call(batch), data)
+        finally:
+            state.restore()
+    if found is not None:
+        what, origin = found
+        names = ", ".join(note.split("`")[1] for note in exported.outputs.kept)
+        raise Unsupported(f"{what}: it keeps `{names}`", origin, help=repeats.KEEP)
 
 
 def with_rows(spec: Input, rows: int) -> Input:

@@ -42,7 +42,7 @@ class _Numbers(TorchDispatchMode):
         self.uses: list[tuple[str, tuple[Any, ...], tuple[str, int]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.uses.append((str(func), tuple(_numbers(func, args, kwargs or {})), _model_line()))
+        self.uses.append((str(func), tuple(_numbers(func, args, kwargs or {})), model_line()))
         return func(*args, **(kwargs or {}))
 
 
@@ -58,7 +58,7 @@ def _numbers(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
             yield value
 
 
-def _model_line() -> tuple[str, int]:
+def model_line() -> tuple[str, int]:
     """(file, line) of the innermost frame that is neither torch's nor planc's."""
     frame = sys._getframe(2)
     while frame is not None:

@@ -1,14 +1,17 @@
 """What a model's forward keeps in the model for the next call.
 
 Assigning a new tensor to a buffer changes its content, as writing into it does. What is assigned to other attributes
-is forgotten between two runs of a program: a tensor that was not there before is a cache, which the program computes
-anew; a number is fixed at what it was. Both are noted. Python's and numpy's random numbers would be drawn once, when
+or put into their lists and tables is forgotten between two runs of a program: a tensor is taken for a cache, which the
+program computes anew; a number is fixed at what it was. Both are noted, and `compiler.capture.repeats` sees to it that
+they make no difference. Python's and numpy's random numbers would be drawn once, when
 the model is traced, and never again: they are refused.
 """
 
 from __future__ import annotations
 
+import copy
 import random
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +22,11 @@ from torch import Tensor, nn
 from compiler.capture.failures import Unsupported
 from compiler.ir.graph import Origin
 
-PLAIN = (bool, int, float, str)
-OWN = {"_parameters", "_buffers", "_modules"}
+PLAIN = (bool, int, float, str, type(None))
+MANY = 1000
+"""Longer containers are not looked into."""
+OWN = set(vars(nn.Module()))
+"""What every module has."""
 
 
 class State:
@@ -32,6 +38,30 @@ class State:
             for path, module in model.named_modules()
         ]
         self.drawn = _random_state()
+        self.containers: dict[int, tuple[str, Any, Any]] = {}
+        """The models' own lists, tables and sets, at any depth: (path of the attribute, it, a copy)."""
+        for path, _, attributes, _, _ in self.modules:
+            for name, value in attributes.items():
+                if name not in OWN:
+                    self.contain(f"{path}.{name}" if path else name, value)
+
+    def contain(self, path: str, item: Any) -> None:
+        if isinstance(item, (list, dict, set, deque)) and id(item) not in self.containers:
+            self.containers[id(item)] = path, item, copy.copy(item)
+        if isinstance(item, (list, tuple, deque, dict)) and len(item) < MANY:
+            for part in item.values() if isinstance(item, dict) else item:
+                if isinstance(part, (list, tuple, dict, set, deque)):
+                    self.contain(path, part)
+
+    def restore(self) -> None:
+        """Everything but the contents of tensors as it was."""
+        for _, module, attributes, buffers, _ in self.modules:
+            module._buffers.update(buffers)
+            for name in [name for name in vars(module) if name not in attributes]:
+                del vars(module)[name]
+            vars(module).update(attributes)
+        for _, now, before in self.containers.values():
+            _refill(now, before)
 
     def settle(self, returned: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         """Write assigned buffers into the old ones, and take back other assignments.
@@ -59,6 +89,10 @@ class State:
             for name, value in list(vars(module).items()):
                 if name not in OWN and value is not attributes.get(name):
                     notes += self.attribute(module, name, f"{prefix}{name}", attributes, value)
+        for path, now, before in self.containers.values():
+            if not _same(now, before):
+                notes.append(_cached(path))
+                _refill(now, before)
         return self.written(assigned, returned), notes
 
     def written(self, assigned: list[tuple[str, Tensor, Tensor]], returned: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -92,16 +126,31 @@ class State:
     def attribute(
         self, module: nn.Module, name: str, path: str, attributes: dict[str, Any], value: Any
     ) -> list[str]:
-        if isinstance(value, Tensor):
-            if name in attributes:
-                vars(module)[name] = attributes[name]
-            else:
-                del vars(module)[name]
-            return [_cached(path)]
         before = attributes.get(name)
-        if isinstance(value, PLAIN) and isinstance(before, PLAIN) and value != before:
+        if name in attributes:
+            vars(module)[name] = before
+        else:
+            del vars(module)[name]
+        if isinstance(value, (Tensor, list, tuple, dict, set, deque)):
+            return [_cached(path)]
+        if isinstance(value, PLAIN) and value != before:
             return [f"the forward changes `{path}`: a program keeps to the value of its first call"]
         return []
+
+
+def _same(now: Any, before: Any) -> bool:
+    """Whether a container holds the same objects as its copy."""
+    if len(now) != len(before):
+        return False
+    if isinstance(now, dict):
+        return all(key in before and before[key] is value for key, value in now.items())
+    return now == before if isinstance(now, set) else all(a is b for a, b in zip(now, before))
+
+
+def _refill(now: Any, before: Any) -> None:
+    if not _same(now, before):
+        now.clear()
+        (now.update if isinstance(now, (dict, set)) else now.extend)(before)
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool]:

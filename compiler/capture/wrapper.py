@@ -29,6 +29,8 @@ class Outputs:
 
     roles: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """Notes of what the forward keeps outside of buffers."""
 
 
 class Exported(nn.Module):
@@ -53,7 +55,7 @@ class Exported(nn.Module):
         unused: list[str] = []
         named = every_output(returned) if self.keep_outputs else loss_and_metrics(returned, unused)
         named, notes = state.settle(named)
-        outputs.notes[:] = notes + unused
+        outputs.notes[:], outputs.kept[:] = notes + unused, notes
         outputs.roles[:] = named
         return tuple(named.values())
 

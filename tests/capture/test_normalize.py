@@ -84,6 +84,7 @@ CASES = {
     "cast": (lambda x: x.to(torch.int64) * x, "cast mul"),
     "type_as": (lambda x: (x > 0).type_as(x) * x, None),
     "bool_mean": (lambda x: x * (x > 0).double().mean(), None),
+    "rrelu": (lambda x: F.rrelu(x, 0.1, 0.4), "leaky_relu"),
     "rsub": (lambda x: torch.rsub(x, x * 2, alpha=3), "mul sub"),
     "rsub_scalar": (lambda x: 1 - x, "rsub"),
     # made of nothing

@@ -366,6 +366,32 @@ def test_caches_are_noted_and_computed_anew():
         assert [note.partition(":")[0] for note in captured.notes] == [*kept[:2], "the forward changes `calls`", kept[2]]
 
 
+class Kept(Base):
+    """What is kept, but read in the same call only."""
+
+    def __init__(self):
+        super().__init__()
+        self._seen, self.weights, self.tables = [], None, {"rotary": {}}
+        self.register_buffer("rate", torch.arange(4.0))
+
+    def forward(self, x, y):
+        if x.shape[1] not in self.tables["rotary"]:
+            self.tables["rotary"][x.shape[1]] = self.rate.cos()
+        self.weights = self.a(x)
+        self._seen = [*self._seen, self.weights]
+        return F.mse_loss(self._seen[-1] * self.tables["rotary"][x.shape[1]], y) + self.weights.mean()
+
+
+def test_what_later_calls_do_not_read_may_be_kept():
+    with float64():
+        factory = "tests.capture.test_semantics:Kept"
+        batch = {"x": torch.randn(8, 4), "y": torch.randn(8, 4)}
+        captured = capture(request_of(factory, batch, dtype="float64"))
+        torch.manual_seed(0)
+        assert_same_program(captured, build(factory, {}), batch)
+        assert [note.split("`")[1] for note in captured.notes] == ["_seen", "weights", "tables"]
+
+
 class Outputs(Base):
     def forward(self, x):
         h = self.a(x)

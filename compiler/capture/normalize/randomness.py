@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiler.capture.failures import Unsupported
-from compiler.capture.normalize.builder import Builder, Call, handler
+from compiler.capture.normalize.builder import HANDLERS, Builder, Call, handler
 from compiler.ir.graph import Value
 
 RANDOM = """
@@ -54,13 +54,34 @@ def refuse(b: Builder, call: Call) -> Any:
     raise Unsupported(f"`{name}` draws random numbers", b.origin, "E121")
 
 
+@handler("rrelu.default")
+def rrelu(b: Builder, call: Call) -> Any:
+    """Without training, the slope is the mean of its bounds."""
+    if call["training"]:
+        return refuse(b, call)
+    slope = (call["lower"] + call["upper"]) / 2
+    return b.emit("aten.leaky_relu.default", (call.x, slope), call.x.dtype, call.x.shape)
+
+
+@handler(*(f"{name}.{form}" for name in ("gru", "lstm", "rnn_tanh", "rnn_relu") for form in ("input", "data")))
+def recurrent(b: Builder, call: Call) -> Any:
+    if call["train"] and call["dropout"] > 0 and call["num_layers"] > 1:
+        name = call.node.op.split(".")[1]
+        raise Unsupported(
+            f"the dropout between the layers of `{name}` draws random numbers", b.origin, "E121",
+            help="stack single layers, with `nn.Dropout` between them",
+        )  # fmt: skip
+    return b.keep(call)
+
+
 def _register() -> None:
     import torch
 
     for name in RANDOM:
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:
-            handler(*(f"{name}.{overload}" for overload in packet.overloads()))(refuse)
+            named = (f"{name}.{overload}" for overload in packet.overloads())
+            handler(*(op for op in named if f"aten.{op}" not in HANDLERS))(refuse)
 
 
 _register()

@@ -248,6 +248,17 @@ class NumpyRandom(Base):
         return F.mse_loss(self.a(x) * float(np.random.rand()), y)
 
 
+class DropoutInsideRecurrent(Base):
+    """E121 | the dropout between the layers of `gru` | stack single layers"""
+
+    def __init__(self):
+        super().__init__()
+        self.m = nn.GRU(4, 4, 2, dropout=0.5)
+
+    def forward(self, x, y):
+        return F.mse_loss(self.m(x[None])[0][0], y)  # HERE
+
+
 # -- gradients by hand ------------------------------------------------------------------------------------------------
 
 
@@ -399,6 +410,47 @@ class TiedBuffers(Base):
     def forward(self, x, y):
         self.one = self.one + x.mean(0)
         return F.mse_loss(self.a(x) * self.other, y)
+
+
+class MeanInTable(Base):
+    """E120 | uses a tensor that an earlier call has left: it keeps `table` | self.register_buffer"""
+
+    def __init__(self):
+        super().__init__()
+        self.table = {}
+
+    def forward(self, x, y):
+        h = self.a(x)
+        mean = 0.9 * self.table.get("mean", 0) + h.detach().mean(0)  # HERE
+        self.table["mean"] = mean
+        return F.mse_loss(h - mean, y)
+
+
+class Warmup(Base):
+    """E120 | does not do the same in every call: it keeps `calls`"""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x, y):
+        self.calls += 1
+        return F.mse_loss(self.a(x) * min(1.0, self.calls / 10), y)  # HERE
+
+
+class FirstBatch(Base):
+    """E120 | does not do the same in every call: it keeps `ready`"""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.ready = False
+
+    def forward(self, x, y):
+        if not self.ready:
+            self.mean.copy_(x.mean(0))  # HERE
+            self.ready = True
+        return F.mse_loss(self.a(x) - self.mean, y)
 
 
 class MaxNorm(nn.Module):
