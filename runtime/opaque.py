@@ -12,7 +12,7 @@ name. `changed` names the buffers that the call changes: their new values follow
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,8 +32,37 @@ def call_opaque(module: nn.Module, call: str, tensors: Sequence[Tensor]) -> tupl
     state = dict(zip(names, tensors[count:]))
     state |= {name: state[name].clone() for name in described["changed"]}
     args, kwargs = (decode(described[key], tensors[:count]) for key in ("args", "kwargs"))
-    returned = torch.func.functional_call(module, state, tuple(args), kwargs)
-    return (*tensors_of(returned), *(state[name] for name in described["changed"]))
+    returned, after = run_on(module, state, args, kwargs)
+    changed = (after[name].detach().to(state[name].dtype) for name in described["changed"])
+    return (*tensors_of(returned), *changed)
+
+
+def run_on(
+    module: nn.Module, state: Mapping[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, dict[str, Tensor]]:
+    """(what the module returns with these parameters and buffers, what it holds by their names at the end).
+
+    Whether it writes into a buffer or assigns a new tensor to it: the module itself stays as it was.
+    """
+    holder = _Holder(module)
+    named = {f"module.{name}": tensor for name, tensor in state.items()}
+    returned = torch.func.functional_call(holder, named, tuple(args), dict(kwargs))
+    return returned, {name: holder.after.get(name, tensor) for name, tensor in state.items()}
+
+
+class _Holder(nn.Module):
+    """Calls a module, and looks at what it holds before functional_call takes it back."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+        self.after: dict[str, Tensor] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        returned = self.module(*args, **kwargs)
+        held = (self.module.named_parameters, self.module.named_buffers)
+        self.after = {name: tensor for named in held for name, tensor in named(remove_duplicate=False)}
+        return returned
 
 
 def tensors_of(returned: Any) -> list[Tensor]:

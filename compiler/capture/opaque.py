@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from compiler.capture.failures import Unsupported, first_line, innermost
 from compiler.ir.graph import Origin
-from runtime.opaque import OpaqueError, describe, tensors_of
+from runtime.opaque import OpaqueError, describe, run_on, tensors_of
 
 OPERATOR = "planc_capture.opaque.default"
 CALL = nn.Module.__call__
@@ -112,6 +112,8 @@ class _Forward:
             try:
                 with FakeTensorMode(allow_non_fake_inputs=True):
                     return self.run(types, tree, state)
+            except Unsupported:
+                raise
             except Exception:
                 return self.learn_on_values(types, tree, state)
 
@@ -140,13 +142,19 @@ class _Forward:
         del vars(self.module)["forward"]
         try:
             with _RunningStatistics() as statistics:
-                returned = torch.func.functional_call(self.module, held, args, kwargs)
+                returned, after = run_on(self.module, held, args, kwargs)
         finally:
             vars(self.module)["forward"] = self
             nn.Module.__call__ = tracer  # type: ignore[method-assign]
         changed = tuple(
-            name for name, tensor in held.items() if tensor._version != before[name] or id(tensor) in statistics.written
+            name
+            for name, tensor in held.items()
+            if after[name] is not tensor or tensor._version != before[name] or id(tensor) in statistics.written
         )
+        for name in changed:
+            if after[name].shape != held[name].shape:
+                what = f"the forward gives the buffer `{self.path}.{name}` another shape"
+                raise Unsupported(what, Origin(self.path), "E128")
         leaves, out_tree = pytree.tree_flatten(returned)
         results = tuple(Type.of(tensor) for tensor in tensors_of(returned))
         if any(isinstance(size, torch.SymInt) for t in results for size in t.shape):

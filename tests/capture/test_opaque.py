@@ -46,9 +46,12 @@ class Averaged(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("now", torch.arange(4.0))
+        self.register_buffer("before", torch.zeros(4))
 
     def forward(self, x):
-        return self.norm(x)
+        self.before, self.now = self.now, 0.9 * self.now + x.detach().mean(0)
+        return self.norm(x) - self.now * self.before
 
 
 class Model(nn.Module):
@@ -99,7 +102,8 @@ def test_equals_eager_with_gradients_and_buffers():
         expected = run_eager(model, batch())
         theirs = gradients(expected["loss"], model)
         assert [role for role in found if role.startswith("buffer:")] == [
-            "buffer:average.norm.running_mean", "buffer:average.norm.running_var", "buffer:average.norm.num_batches_tracked",
+            "buffer:average.now", "buffer:average.before", "buffer:average.norm.running_mean",
+            "buffer:average.norm.running_var", "buffer:average.norm.num_batches_tracked",
         ]  # fmt: skip
         for role, value in found.items():
             torch.testing.assert_close(value, expected[role], msg=role)
