@@ -169,11 +169,11 @@ def check_repeats(
         return [*batch.values(), *model.parameters(), *changing]
 
     state = State(model)
-    with preserved(), built.mode, replaced(model, opaque_paths(model, request), rows(request)):
-        try:
+    try:
+        with preserved(), built.mode, replaced(model, opaque_paths(model, request), rows(request)):
             found = repeats.difference(lambda: exported.call(batch), data)
-        finally:
-            state.restore()
+    finally:
+        state.restore()
     if found is not None:
         what, origin = found
         names = ", ".join(note.split("`")[1] for note in exported.outputs.kept)

@@ -77,6 +77,11 @@ def replaced(model: nn.Module, paths: Sequence[str], rows: int | None) -> Iterat
             del vars(module)["forward"]
 
 
+def runs_as_it_is(module: nn.Module) -> bool:
+    """Whether the module is replaced now."""
+    return isinstance(vars(module).get("forward"), _Forward)
+
+
 class _Forward:
     """Stands for a module's forward."""
 

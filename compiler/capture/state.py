@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from compiler.capture.failures import Unsupported
+from compiler.capture.opaque import runs_as_it_is
 from compiler.ir.graph import Origin
 
 PLAIN = (bool, int, float, str, type(None))
@@ -38,15 +40,21 @@ class State:
             for path, module in model.named_modules()
         ]
         self.drawn = _random_state()
+        opaque = [module for _, module, *_ in self.modules if runs_as_it_is(module)]
+        self.opaque = {id(inner) for module in opaque for inner in module.modules()}
+        """Modules that the program calls, and that keep what they like."""
+        self.held = {id(tensor) for _, _, _, *tables in self.modules for table in tables for tensor in table.values()}
         self.containers: dict[int, tuple[str, Any, Any]] = {}
         """The models' own lists, tables and sets, at any depth: (path of the attribute, it, a copy)."""
-        for path, _, attributes, _, _ in self.modules:
+        for path, module, attributes, _, _ in self.modules:
             for name, value in attributes.items():
-                if name not in OWN:
+                if name not in OWN and id(module) not in self.opaque:
                     self.contain(f"{path}.{name}" if path else name, value)
 
     def contain(self, path: str, item: Any) -> None:
-        if isinstance(item, (list, dict, set, deque)) and id(item) not in self.containers:
+        if id(item) in self.containers:
+            return
+        if isinstance(item, (list, dict, set, deque)):
             self.containers[id(item)] = path, item, copy.copy(item)
         if isinstance(item, (list, tuple, deque, dict)) and len(item) < MANY:
             for part in item.values() if isinstance(item, dict) else item:
@@ -91,7 +99,7 @@ class State:
                     notes += self.attribute(module, name, f"{prefix}{name}", attributes, value)
         for path, now, before in self.containers.values():
             if not _same(now, before):
-                notes.append(_cached(path))
+                notes += [_cached(path)] if self.tells(now) else []
                 _refill(now, before)
         return self.written(assigned, returned), notes
 
@@ -131,11 +139,18 @@ class State:
             vars(module)[name] = before
         else:
             del vars(module)[name]
+        if id(module) in self.opaque:
+            return []
         if isinstance(value, (Tensor, list, tuple, dict, set, deque)):
-            return [_cached(path)]
+            return [_cached(path)] if self.tells(value) else []
         if isinstance(value, PLAIN) and value != before:
             return [f"the forward changes `{path}`: a program keeps to the value of its first call"]
         return []
+
+    def tells(self, item: Any) -> bool:
+        """Whether something new is kept: more than the model's own parameters and buffers, by another way."""
+        leaves = pytree.tree_leaves(list(item) if isinstance(item, set) else item)
+        return not leaves or any(isinstance(leaf, (Tensor, *PLAIN)) and id(leaf) not in self.held for leaf in leaves)
 
 
 def _same(now: Any, before: Any) -> bool:

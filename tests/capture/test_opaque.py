@@ -131,6 +131,26 @@ def test_only_opaque_modules_are_replaced_and_only_while_tracing():
     assert Router.forward.__qualname__ == "Router.forward"
 
 
+class Counts(nn.Module):
+    """An opaque module keeps what it likes, and holds its weights in a list too."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.LSTM(4, 4, batch_first=True)
+        self.inner.register_forward_pre_hook(self.count)
+        self.inner.calls = []
+
+    def count(self, module, inputs):
+        module.calls.append(len(module.calls))
+
+    def forward(self, x, y):
+        return F.mse_loss(self.inner(x[:, None])[0][:, 0], y)
+
+
+def test_what_an_opaque_module_keeps():
+    assert capture(request_of("tests.capture.test_opaque:Counts", batch(), opaque=("inner",))).notes == []
+
+
 class Fails(nn.Module):
     def __init__(self):
         super().__init__()

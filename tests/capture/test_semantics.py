@@ -382,6 +382,10 @@ class Kept(Base):
         return F.mse_loss(self._seen[-1] * self.tables["rotary"][x.shape[1]], y) + self.weights.mean()
 
 
+def test_a_list_of_the_weights_keeps_nothing():
+    assert captured_of(Recurrent).notes == []
+
+
 def test_what_later_calls_do_not_read_may_be_kept():
     with float64():
         factory = "tests.capture.test_semantics:Kept"
