@@ -42,7 +42,6 @@ class Options:
 
     widen: bool = False
     watch: Watch | None = None
-    base: Path | None = None
 
 
 @dataclass
@@ -78,7 +77,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
     warnings = [*plan.warnings, *check_supported(plan)]
     mesh = plan_mesh(plan)
     with clock("capture"):
-        captured = capture(capture_request(plan, mesh, options))
+        captured = capture(capture_request(plan, options))
         check_rows(plan, batch_rows(plan), batch_ways(plan), captured.counts_rows)
     with clock("lower"):
         graph = captured.graph
@@ -139,7 +138,7 @@ def batch_ways(plan: Plan) -> int:
     return ways
 
 
-def capture_request(plan: Plan, mesh: Mesh, options: Options) -> CaptureRequest:
+def capture_request(plan: Plan, options: Options) -> CaptureRequest:
     """What to capture: the model at the batch size rounded up to what divides evenly."""
     ways = batch_ways(plan)
     dtype = "float64" if options.widen else None

@@ -93,7 +93,6 @@ class Executor:
         self.touched: set[str] = set()
         self.works: dict[str, Work] = {}
         self.reported: dict[str, Tensor] = {}
-        self.new_buffers: dict[str, Tensor] = {}
         self.coefficient: Tensor | None = None
         self.norm: Tensor | None = None
         self.result: StepResult | None = None

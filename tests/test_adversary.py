@@ -115,6 +115,13 @@ class RunningInstance(Base):
         return self.i(h.view(-1, 2, 4)).flatten(1)
 
 
+class Ordered(Base):
+    """What mixes samples depends on the batch alone, and is not an input itself."""
+
+    def forward(self, x, y):  # type: ignore[no-untyped-def]
+        return F.cross_entropy(self.b(self.a(torch.sort(x * 2, 0)[0])), y)
+
+
 def plan(model: type, batch: int, ranks: int, parts: int):  # type: ignore[no-untyped-def]
     return loads(f"""
 model "tests.test_adversary:{model.__name__}"
@@ -137,8 +144,9 @@ def test_equal_to_one_device(model: type, ranks: int) -> None:
     assert verdict.worst.error <= TOLERANCE, str(verdict.worst)
 
 
-def test_constant_weights_over_micro_batches() -> None:
-    verdict = verify(plan(Weighted, 8, 2, 2))
+@pytest.mark.parametrize("model", [Weighted, Ordered])
+def test_what_parameters_do_not_reach_is_hoisted(model: type) -> None:
+    verdict = verify(plan(model, 8, 2, 2))
     assert verdict.worst.error <= TOLERANCE, str(verdict.worst)
 
 

@@ -150,7 +150,6 @@ def assemble(program: Program, runs: Sequence[RankRun]) -> list[Trajectory]:
     whole: list[Trajectory] = []
     for run in runs:
         one = Trajectory(run.trajectory.losses, run.trajectory.metrics)
-        peers = [other for other in runs]
 
         def full(name: str, pick) -> Tensor:  # type: ignore[no-untyped-def]
             cuts = parse_cuts(specs[name].cuts) if name in specs else ()
@@ -158,7 +157,7 @@ def assemble(program: Program, runs: Sequence[RankRun]) -> list[Trajectory]:
                 return pick(run)
             axes = {axis for cut in cuts for axis in cut.axes}
             result = torch.empty(specs[name].shape, dtype=pick(run).dtype)
-            for peer in peers:
+            for peer in runs:
                 if all(peer.coords[a] == run.coords[a] for a in program.mesh if a not in axes):
                     part, index = pick(peer), []
                     for dim, size in enumerate(specs[name].shape):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,7 +51,3 @@ def cuts_text(value: Value, mesh: Mesh) -> str:
             count = value.shape[place.dim] // (place.outer * place.unit)
             found[place] = cut_text(axes, place.dim, place.outer, count, place.unit, mesh)
     return ";".join(found.values())
-
-
-def numel(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)

@@ -54,9 +54,6 @@ class Recorder(TorchDispatchMode):
     def value_of(self, tensor: torch.Tensor) -> Value:
         return self._values[id(tensor)]
 
-    def knows(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._values
-
     def fresh(self, base: str) -> str:
         count = self._names[base] = self._names.get(base, -1) + 1
         return base if count == 0 else f"{base}_{count}"

@@ -68,7 +68,6 @@ class _Writer:
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set(RESERVED)
         self.targets: dict[str, str] = {}
-        self.mentioned: dict[str, str] = {}
 
     def name(self, value: Value) -> str:
         if value not in self.names:

@@ -103,12 +103,6 @@ def _typed(argument: Any) -> Any:
     return type(argument), argument
 
 
-def has_rule(op: str) -> bool:
-    import compiler.layout.rules  # noqa: F401
-
-    return op in _REGISTRY
-
-
 def whole(node: Node) -> Rule:
     """Every operand and result whole on every rank."""
     sizes: dict[str, int] = {}
@@ -187,4 +181,4 @@ def einsum(node: Node, text: str, sizes: Mapping[str, int] | None = None, **opti
     )
 
 
-__all__ = ["Dims", "Rule", "einsum", "has_rule", "parse_dims", "rule", "rule_of", "whole"]
+__all__ = ["Dims", "Rule", "einsum", "parse_dims", "rule", "rule_of", "whole"]

@@ -59,25 +59,21 @@ def assign_layouts(graph: Graph, request: LayoutRequest) -> Assigned:
         layouts = {value: request.inputs.get(value.name, Layout()) for value in graph.inputs}
         if prologue is not None:
             layouts |= {v: prologue.outputs[v.name].layout or Layout() for v in source_inputs}
-        hoistable = _Hoistable(batch_only)
+        source = {new: old for old, new in now.items()}  # `main` may be a copy; what is hoisted is of `graph`
+
+        def hoistable(value: Value) -> bool:
+            return source.get(value, value) in batch_only
+
         try:
             found = propagate(main, request.mesh, layouts, request.time_axis, request.rows, hoistable, placed)
         except NeedsHoist as more:
-            hoisted |= dict.fromkeys(more.values)
+            hoisted |= dict.fromkeys(source.get(value, value) for value in more.values)
             continue
         finish_outputs(found, request)
         found.graph.remove_dead()
         nodes = [*(prologue.nodes if prologue else ()), *found.graph.nodes]
         full = [n for n in nodes if _joins_rows(n, request)]
         return Assigned(found.graph, prologue, found.fallbacks, full)
-
-
-class _Hoistable:
-    def __init__(self, batch_only: set[Value]):
-        self.batch_only = batch_only
-
-    def __call__(self, value: Value) -> bool:
-        return value in self.batch_only
 
 
 def batch_only_values(graph: Graph) -> set[Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from compiler.emit.code import segment_source
-from compiler.ir.graph import Graph
 from compiler.ir.text import print_graph
 from compiler.report.asked import APPLIED, NOTHING, PARTLY, Asked
 from runtime.instructions import format_stream
@@ -107,11 +106,3 @@ def compilation_json(compilation: Compilation, folder: Any = None) -> dict[str, 
 def reduced_bytes(program: Program) -> int:
     """Bytes of gradients that enter reductions in one step."""
     return sum(b.numel * getattr(torch, b.dtype).itemsize for b in program.buckets if b.axes)
-
-
-def op_counts(graph: Graph) -> Mapping[str, int]:
-    """How often each operator occurs."""
-    counts: dict[str, int] = {}
-    for node in graph.nodes:
-        counts[node.op] = counts.get(node.op, 0) + 1
-    return counts
