@@ -8,8 +8,8 @@ and lowered to instruction streams by `compiler.schedule.stream`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 KINDS = "FBIW"
 _CELL = re.compile(r"(\d+)([FBIW])(\d+)")
@@ -63,6 +63,22 @@ def pipeline(microbatches: int, rank_of: Iterable[int], actions: Iterable[Iterab
     """A `Pipeline` of these lists."""
     lists, placement = tuple(map(tuple, actions)), tuple(rank_of)
     return Pipeline(len(lists), len(placement), microbatches, placement, lists)
+
+
+def whole_backwards(pipeline: Pipeline) -> Pipeline:
+    """An input part of stage 0 right before its weight part is one whole backward: nobody waits for its gradient."""
+    return replace(pipeline, actions=tuple(tuple(_merged(actions)) for actions in pipeline.actions))
+
+
+def _merged(actions: Sequence[Action]) -> Iterator[Action]:
+    k = 0
+    while k < len(actions):
+        action = actions[k]
+        k += 1
+        if action.kind == "I" and action.stage == 0 and actions[k] == replace(action, kind="W"):
+            action = replace(action, kind="B")
+            k += 1
+        yield action
 
 
 def loop_placement(ranks: int, virtual: int = 1) -> tuple[int, ...]:
