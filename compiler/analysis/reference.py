@@ -61,7 +61,7 @@ class Reference(TorchFunctionMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *details: object) -> None:
+    def __exit__(self, *details: Any) -> None:
         super().__exit__(*details)
         self.patches.close()
 
