@@ -33,43 +33,45 @@ def problems(pipeline: Pipeline) -> list[Problem]:
         try:
             simulate(pipeline)
         except Deadlock as error:
-            found.append(Problem(error.message, "change the order of one of these actions"))
+            help = "change the order of one of these actions"
+            found.append(Problem(error.message, help, error.rank, error.index))
     return found
 
 
 def _misplaced(pipeline: Pipeline) -> Iterator[Problem]:
     """Actions that should not be there, or not there yet."""
-    seen: dict[Action, tuple[int, int]] = {}
     for rank, actions in enumerate(pipeline.actions):
+        seen: set[Action] = set()
         for index, action in enumerate(actions):
-            kind, stage, micro = action.kind, action.stage, action.micro
-            if micro >= pipeline.microbatches:
-                last = pipeline.microbatches - 1
-                yield Problem(f"there is no micro-batch {micro}", f"they are numbered from 0 to {last}", rank, index)
-            elif stage >= pipeline.stages:
-                yield Problem(
-                    f"there is no stage {stage}", f"they are numbered from 0 to {pipeline.stages - 1}", rank, index
-                )
-            elif pipeline.rank_of[stage] != rank:
-                yield Problem(
-                    f"stage {stage} is on rank {pipeline.rank_of[stage]}, this is rank {rank}",
-                    "a stage is on one rank only, where its parameters are", rank, index,
-                )  # fmt: skip
-            elif action in seen:
-                yield Problem(f"{action} is done twice", "", rank, index)
-            elif kind in "BI" and Action("F", stage, micro) not in seen:
-                yield Problem(
-                    f"{action} comes before the forward {stage}F{micro}", "a backward follows its forward", rank, index
-                )
-            elif kind == "W" and Action("I", stage, micro) not in seen:
-                yield Problem(
-                    f"{action} comes before its input part {stage}I{micro}",
-                    "a weight part `W` follows its `I`; both together are `B`", rank, index,
-                )  # fmt: skip
-            elif kind in "BI" and Action("I" if kind == "B" else "B", stage, micro) in seen:
-                other = Action("I" if kind == "B" else "B", stage, micro)
-                yield Problem(f"{action} repeats the backward that {other} has done", "", rank, index)
-            seen.setdefault(action, (rank, index))
+            objection = _objection(action, rank, pipeline, seen)
+            if objection:
+                yield Problem(*objection, rank, index)
+            seen.add(action)
+
+
+def _objection(action: Action, rank: int, pipeline: Pipeline, seen: set[Action]) -> tuple[str, str] | None:
+    """Why `action` cannot come on `rank` after those `seen`, and what would be right."""
+    stage, micro = action.stage, action.micro
+    forward, whole, input = (Action(kind, stage, micro) for kind in "FBI")
+    if micro >= pipeline.microbatches:
+        return f"there is no micro-batch {micro}", f"they are numbered from 0 to {pipeline.microbatches - 1}"
+    if stage >= pipeline.stages:
+        return f"there is no stage {stage}", f"they are numbered from 0 to {pipeline.stages - 1}"
+    if pipeline.rank_of[stage] != rank:
+        where = pipeline.rank_of[stage]
+        return f"stage {stage} is on rank {where}, this is rank {rank}", f"move it, or all of stage {stage}"
+    if action in seen:
+        return f"{action} is done twice", ""
+    if action.kind == "W":
+        rule = "a weight part `W` follows its `I`; both together are `B`"
+        return None if input in seen else (f"{action} comes before its input part {input}", rule)
+    if action.kind in "BI":
+        if forward not in seen:
+            return f"{action} comes before the forward {forward}", "a backward follows its forward"
+        other = input if action.kind == "B" else whole
+        if other in seen:
+            return f"{action} repeats the backward that {other} has done", ""
+    return None
 
 
 def _incomplete(pipeline: Pipeline) -> Iterator[Problem]:

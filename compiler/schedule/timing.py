@@ -13,7 +13,11 @@ from compiler.schedule.costs import StageCosts, equal_costs
 
 
 class Deadlock(ScheduleError):
-    """No rank can go on; the message shows who waits for whom."""
+    """No rank can go on; the message shows who waits for whom, first the action `index` of `rank`."""
+
+    def __init__(self, message: str, rank: int, index: int):
+        super().__init__(message)
+        self.rank, self.index = rank, index
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +121,14 @@ def _deadlock(pipeline: Pipeline, done: list[int]) -> Deadlock:
         need = next(n for n in _needs(stands.kind, stands.stage, stands.micro, pipeline.stages) if n not in finished)
         if need not in ahead:
             missing = f"{need[1]}{'B' if need[0] else 'F'}{need[2]}"
-            return Deadlock(f"rank {rank} waits at {stands} for {missing}, which no rank does")
+            return Deadlock(f"rank {rank} waits at {stands} for {missing}, which no rank does", rank, done[rank])
         where, action = ahead[need]
         lines[rank] = f"rank {rank} waits at {stands} for {action}" + (
             ", which comes later in its own list" if where == rank else f" of rank {where}"
         )
         rank = where
     cycle = list(lines.values())[list(lines).index(rank) :]
-    return Deadlock("the ranks would wait for ever: " + "; ".join(cycle))
+    return Deadlock("the ranks would wait for ever: " + "; ".join(cycle), rank, done[rank])
 
 
 @dataclass(frozen=True)
