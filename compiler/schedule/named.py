@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from compiler.diagnostics import did_you_mean
 from compiler.schedule.actions import Pipeline, ScheduleError, whole_backwards
+from compiler.schedule.auto import auto
 from compiler.schedule.costs import StageCosts
 from compiler.schedule.gpipe import gpipe
 from compiler.schedule.one_f_one_b import interleaved, one_f_one_b, zb_h1
@@ -42,8 +43,12 @@ def make_schedule(
 
     `costs` are read by `auto` alone. Raises ScheduleError.
     """
+    if name == "auto":
+        virtual = virtual or 1
+        rivals = {n: other.make for n, other in NAMED.items() if other.virtual in (None, virtual)}
+        return auto(ranks, microbatches, virtual, costs, rivals)
     if name not in NAMED:
-        raise ScheduleError(f"there is no schedule `{name}`", " ".join(did_you_mean(name, NAMED)))
+        raise ScheduleError(f"there is no schedule `{name}`", " ".join(did_you_mean(name, [*NAMED, "auto"])))
     named = NAMED[name]
     if named.virtual is not None and virtual not in (None, named.virtual):
         stages = "one stage" if named.virtual == 1 else f"{named.virtual} stages"
