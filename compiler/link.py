@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from compiler.analysis.ranges import input_range
 from compiler.autodiff.local import cuts_text, shape_of
 from compiler.autodiff.partition import SegmentCode, partition
 from compiler.autodiff.trace import trace
+from compiler.autodiff.weight_split import SplitBackward, split_backward
 from compiler.capture import Captured
 from compiler.dsl.plan import InputSpec, Plan
 from compiler.ir.graph import Graph, Value
@@ -33,6 +35,11 @@ class Kind:
     code: SegmentCode
     policy: str
     calls: list[str] = field(default_factory=list)
+
+    @cached_property
+    def split(self) -> SplitBackward:
+        """The backward in two parts."""
+        return split_backward(self.code)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from runtime.context import TIME, RankContext
 from runtime.cuts import parse_cuts
-from runtime.instructions import Instruction
+from runtime.instructions import OPERATIONS, Instruction
 from runtime.optimizer import FlatOptimizer, clip_coefficient, local_square_sum
 from runtime.program import Call, Output, Program
 from runtime.state import RankState
@@ -39,11 +39,13 @@ class InstructionError(RuntimeError):
 
 @dataclass
 class _Micro:
-    """What is alive of one micro-batch."""
+    """What is alive of one micro-batch. `saved` is what a call's forward hands to its backward, `kept` what the input
+    part of its backward hands to the weight part."""
 
     slots: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     saved: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    kept: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
 
 def load_kinds(program: Program) -> dict[str, ModuleType]:
@@ -76,10 +78,7 @@ class Executor:
         self.buckets = {bucket.name: bucket for bucket in program.buckets}
         self.outputs = {output.slot: output for output in program.outputs}
         self.inputs = {spec.name: spec for spec in program.inputs}
-        self.actions: dict[str, Callable[[Instruction], None]] = {
-            op: getattr(self, f"do_{op}")
-            for op in ("prologue", "forward", "backward", "drop", "reduce", "wait", "clip", "step", "update", "report")
-        }
+        self.actions: dict[str, Callable[[Instruction], None]] = {op: getattr(self, f"do_{op}") for op in OPERATIONS}
 
     def run(self, batch: Mapping[str, Tensor], rows: int, lr: float) -> StepResult:
         """One step on this rank's part of the batch; `rows` of the whole batch are real. Updates the state in place.
@@ -162,16 +161,46 @@ class Executor:
                 self.collect(self.outputs[slot], value)
 
     def do_backward(self, instruction: Instruction) -> None:
+        call, micro, module = self.enter_backward(instruction)
+        references = self.aim(call, module.WANTED)
+        self.take(micro, references, module.backward(self.context, *self.passed(call, instruction, module.NEEDED)))
+
+    def do_backward_input(self, instruction: Instruction) -> None:
+        call, micro, module = self.enter_backward(instruction)
+        references = self.aim(call, module.WANTED_INPUT)
+        passed = self.passed(call, instruction, module.NEEDED_INPUT)
+        gradients, micro.kept[call.name] = module.backward_input(self.context, *passed)
+        del passed
+        self.take(micro, references, gradients)
+
+    def do_backward_weight(self, instruction: Instruction) -> None:
+        call, micro, module = self.enter_backward(instruction)
+        references = self.aim(call, module.WANTED_WEIGHT)
+        arguments = [self.argument(call.arguments[k], instruction.micro or 0) for k in module.NEEDED_WEIGHT]
+        arguments += micro.kept.pop(call.name)
+        self.take(micro, references, module.backward_weight(self.context, *arguments))
+
+    def enter_backward(self, instruction: Instruction) -> tuple[Call, _Micro, ModuleType]:
         call = self.calls[instruction.target]
-        micro = self.enter(call, instruction)
-        module = self.kinds[call.kind]
-        arguments = [self.argument(call.arguments[k], instruction.micro or 0) for k in module.NEEDED]
+        return call, self.enter(call, instruction), self.kinds[call.kind]
+
+    def passed(self, call: Call, instruction: Instruction, needed: Sequence[int]) -> list[Tensor]:
+        """What a backward gets: arguments of the call, what the forward saved, and the gradients of results."""
+        number = instruction.micro or 0
+        micro, module = self.micros[number], self.kinds[call.kind]
+        arguments = [self.argument(call.arguments[k], number) for k in needed]
         cotangents = [self.cotangent(micro, call.results[k]) for k in module.GIVEN]
-        saved = micro.saved.pop(call.name, ())
-        self.context.targets = [self.target(reference) for reference in call.gradients]
-        gradients = module.backward(self.context, *arguments, *saved, *cotangents)
-        del saved, cotangents, arguments
-        for reference, gradient in zip(call.gradients, gradients):
+        return [*arguments, *micro.saved.pop(call.name, ()), *cotangents]
+
+    def aim(self, call: Call, wanted: Sequence[int]) -> list[str]:
+        """The references of the arguments that get a gradient; products may go straight into their buffers."""
+        references = [call.arguments[k] for k in wanted]
+        self.context.targets = [self.target(reference) for reference in references]
+        return references
+
+    def take(self, micro: _Micro, references: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
+        """Sum gradients where they belong; None stands for one that is in its buffer already."""
+        for reference, gradient in zip(references, gradients, strict=True):
             if gradient is None:
                 self.touched.add(reference.removeprefix("param:"))
             elif reference.startswith("param:"):

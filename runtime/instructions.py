@@ -3,6 +3,8 @@
     prologue                     values computed once from the whole local batch
     forward  layers.0 @1         run a call's forward code on micro-batch 1
     backward layers.0 @1         run its backward code: gradients of slots are summed, those of parameters accumulated
+    backward_input  layers.0 @1  only the gradients of slots …
+    backward_weight layers.0 @1  … and later those of parameters (zero-bubble pipelines)
     drop     layers.0/x @1       nobody reads this slot of micro-batch 1 again
     reduce   bucket0             start summing a bucket's accumulated gradient over its axes
     wait     bucket0             … until that is done
@@ -19,7 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-OPERATIONS = ("prologue", "forward", "backward", "drop", "reduce", "wait", "clip", "step", "update", "report")
+OPERATIONS = (
+    "prologue", "forward", "backward", "backward_input", "backward_weight", "drop", "reduce", "wait", "clip", "step",
+    "update", "report",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,9 @@ COSTLY = (
     "planc.all_reduce", "planc.all_gather", "planc.reduce_scatter", "planc.all_to_all",
 )  # fmt: skip
 
+PRODUCT = "planc.product_into"
+"""A matrix product that is written into a bucket's buffer; its first argument is the gradient's position."""
+
 
 @dataclass
 class SegmentCode:
@@ -41,7 +44,8 @@ class SegmentCode:
 
     forward:  arguments → (results, saved);  backward: (arguments it needs, saved, cotangents) → gradients.
     `needed` are the indices of the arguments that the backward reads again, `given` those of the results that have
-    a cotangent, `wanted` those of the arguments that get a gradient.
+    a cotangent, `wanted` those of the arguments that get a gradient. `ordered`: the code writes into memory that it has
+    views of, so its order must stay.
     """
 
     arguments: list[Value]
@@ -55,6 +59,7 @@ class SegmentCode:
     wanted: list[int]
     gradients: list[Value]
     meaning: dict[Value, Value]
+    ordered: bool = False
 
 
 def partition(recorded: Recorded, policy: str = "none") -> SegmentCode:
@@ -103,6 +108,7 @@ def partition(recorded: Recorded, policy: str = "none") -> SegmentCode:
         [k for k, value in enumerate(recorded.gradients) if value is not None],
         gradients,
         recorded.layouts,
+        recorded.writes,
     )
 
 
@@ -138,7 +144,7 @@ def products_into_buckets(recorded: Recorded, backward: list[Node]) -> None:
         plain = node is not None and node.op == "aten.mm.default" and uses.count(value) == 1
         if plain and recorded.arguments[k].kind == "param":
             assert node is not None
-            node.op, node.args = "planc.product_into", (position, *node.args)
+            node.op, node.args = PRODUCT, (position, *node.args)
 
 
 def recomputes(node: Node, policy: str) -> bool:

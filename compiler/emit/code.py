@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -12,6 +13,7 @@ import jinja2
 import torch
 
 from compiler.autodiff.partition import SegmentCode
+from compiler.autodiff.weight_split import SplitBackward
 from compiler.ir.graph import Node, Value
 from compiler.ir.text import format_type
 
@@ -19,11 +21,14 @@ _TEMPLATE = jinja2.Environment(
     trim_blocks=False, lstrip_blocks=False, keep_trailing_newline=True, autoescape=False
 ).from_string((files("compiler.emit") / "templates" / "segment.py.j2").read_text())
 
-RESERVED = {"ctx", "torch", "aten", "forward", "backward", "NEEDED", "GIVEN", "WANTED"}
+RESERVED = {
+    "ctx", "torch", "aten", "forward", "backward", "backward_input", "backward_weight", "NEEDED", "GIVEN", "WANTED",
+    "NEEDED_INPUT", "WANTED_INPUT", "NEEDED_WEIGHT", "WANTED_WEIGHT",
+}  # fmt: skip
 
 
-def segment_source(name: str, code: SegmentCode, used_by: list[str]) -> str:
-    """The file for one distinct segment."""
+def segment_source(name: str, code: SegmentCode, used_by: list[str], split: SplitBackward | None = None) -> str:
+    """The file for one distinct segment; with `split`, its backward is there in two parts too."""
     writer = _Writer(code)
     arguments = [writer.name(value) for value in code.arguments]
     forward = writer.lines(code.forward, keep=[*code.results, *code.saved, *code.arguments])
@@ -31,6 +36,7 @@ def segment_source(name: str, code: SegmentCode, used_by: list[str]) -> str:
     passed = [code.arguments[k] for k in code.needed] + code.saved + code.cotangents
     backward_arguments = [writer.name(value) for value in passed]
     backward = writer.lines(code.backward, keep=code.gradients, release=passed)
+    parts = [] if split is None else [_input_part(writer, code, split), _weight_part(writer, code, split)]
     calls = ", ".join(used_by[:6]) + (f" and {len(used_by) - 6} more" if len(used_by) > 6 else "")
     return _TEMPLATE.render(
         title=f"Segment {name}.",
@@ -47,7 +53,36 @@ def segment_source(name: str, code: SegmentCode, used_by: list[str]) -> str:
         backward_arguments=backward_arguments,
         backward=backward,
         gradients=writer.tuple(code.gradients),
+        parts=parts,
     )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One function of a split backward, as text."""
+
+    name: str
+    needed: tuple[int, ...]
+    wanted: tuple[int, ...]
+    arguments: list[str]
+    lines: list[str]
+    returns: str
+
+
+def _input_part(writer: _Writer, code: SegmentCode, split: SplitBackward) -> _Part:
+    part = split.input
+    passed = [code.arguments[k] for k in part.needed] + code.saved + code.cotangents
+    lines = writer.lines(part.nodes, keep=[*part.gradients, *split.kept], release=passed)
+    returns = f"{writer.tuple(part.gradients)}, {writer.tuple(split.kept)}"
+    return _Part("input", tuple(part.needed), tuple(part.wanted), list(map(writer.name, passed)), lines, returns)
+
+
+def _weight_part(writer: _Writer, code: SegmentCode, split: SplitBackward) -> _Part:
+    part = split.weight
+    passed = [code.arguments[k] for k in part.needed] + split.kept
+    lines = writer.lines(part.nodes, keep=part.gradients, release=passed)
+    arguments = list(map(writer.name, passed))
+    return _Part("weight", tuple(part.needed), tuple(part.wanted), arguments, lines, writer.tuple(part.gradients))
 
 
 @cache

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from compiler.emit.code import segment_source
 from compiler.ir.text import print_graph
 from runtime.constants import write_constants
-from runtime.program import save
+from runtime.program import Program, save
 
 if TYPE_CHECKING:
     from compiler.driver import Compilation
+    from compiler.link import Kind
 
 
 def write_folder(compilation: Compilation, folder: Path) -> Path:
@@ -24,8 +25,7 @@ def write_folder(compilation: Compilation, folder: Path) -> Path:
         save(compilation.program, fresh)
         (fresh / "segments").mkdir()
         for kind in compilation.linked.kinds.values():
-            source = segment_source(kind.name, kind.code, kind.calls)
-            (fresh / "segments" / f"{kind.name}.py").write_text(source)
+            (fresh / "segments" / f"{kind.name}.py").write_text(kind_source(kind, compilation.program))
         write_constants(fresh, compilation.captured.constants)
         for name, text in graph_texts(compilation).items():
             (fresh / "graphs").mkdir(exist_ok=True)
@@ -40,6 +40,13 @@ def write_folder(compilation: Compilation, folder: Path) -> Path:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return folder
+
+
+def kind_source(kind: Kind, program: Program) -> str:
+    """The code of a kind: its backward is there in two parts too if a stream of the program runs those."""
+    names = set(kind.calls)
+    splits = any(i.op == "backward_input" and i.target in names for stream in program.streams for i in stream)
+    return segment_source(kind.name, kind.code, kind.calls, kind.split if splits else None)
 
 
 def graph_texts(compilation: Compilation) -> dict[str, str]:

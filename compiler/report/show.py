@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from compiler.emit.code import segment_source
+from compiler.emit.folder import kind_source
 from compiler.ir.text import print_graph
 from compiler.report.asked import APPLIED, NOTHING, PARTLY, Asked
 from runtime.instructions import format_stream
@@ -39,7 +39,7 @@ def level_text(compilation: Compilation, level: str, only: str | None = None) ->
     if level == "segments":
         return "\n".join(segment_header(kind.calls) + print_graph(kind.graph) for kind in kinds)
     if level == "local":
-        return "\n\n".join(segment_source(kind.name, kind.code, kind.calls) for kind in kinds)
+        return "\n\n".join(kind_source(kind, compilation.program) for kind in kinds)
     return "\n".join(format_stream(stream) for stream in compilation.program.streams)
 
 
