@@ -39,7 +39,9 @@ def compiled(entry: ZooModel, mesh: str = "dp=2", parts: int = 3, extra: str = "
     return compile(loads(text, "split.plan"), options=Options(widen=True))
 
 
-@pytest.mark.parametrize("patience", [0, 7, 1000])
+@pytest.mark.parametrize(
+    "patience", [pytest.param(0, marks=pytest.mark.full), pytest.param(7, marks=pytest.mark.full), 1000]
+)
 @pytest.mark.parametrize("entry", MODELS, ids=lambda e: e.name)
 def test_the_same_gradients(entry: ZooModel, patience: int, build_dir: Path) -> None:
     if entry.name == "c46_vmap_mask":
