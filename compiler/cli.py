@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     inspect = command("inspect", do_inspect, "print a plan's graph at any level")
     inspect.add_argument("--level", default="segments", choices=LEVEL_NAMES)
     inspect.add_argument("--segment", metavar="NAME", help="only this segment, such as layers.0")
+    inspect.add_argument("--svg", metavar="FILE", help="also draw `--level schedule` into a file")
     simulate = command("simulate", do_simulate, "run all ranks of a plan in this process")
     simulate.add_argument("--steps", type=at_least_one, default=3)
     verify = command("verify", do_verify, "compare a plan with one-device eager PyTorch in float64")
@@ -80,7 +81,7 @@ def at_least_one(text: str) -> int:
     return number
 
 
-LEVEL_NAMES = ("captured", "layouts", "segments", "local", "instructions")
+LEVEL_NAMES = ("captured", "layouts", "segments", "local", "instructions", "schedule")
 
 
 def report(error: PlanError, options: argparse.Namespace) -> None:
@@ -169,6 +170,8 @@ def do_inspect(options: argparse.Namespace) -> int:
     from compiler.driver import compile
     from compiler.report.show import level_text
 
+    if options.level == "schedule":
+        return inspect_schedule(options)
     compilation = compile(options.plan, options.sets)
     text = level_text(compilation, options.level, options.segment)
     if not text.strip():
@@ -176,6 +179,26 @@ def do_inspect(options: argparse.Namespace) -> int:
         print(f"planc: no segment {options.segment!r}; there are: {known}", file=sys.stderr)
         return 2
     print(json.dumps({"level": options.level, "text": text}) if options.json else text, end="" if not options.json else "\n")
+    return 0
+
+
+def inspect_schedule(options: argparse.Namespace) -> int:
+    from compiler.dsl import load
+    from compiler.report.timeline import draw, to_svg, to_text
+    from compiler.schedule.planned import plan_schedule
+
+    plan = load(options.plan, options.sets)
+    if plan.pipeline is None:
+        print(f"planc: {options.plan} has no `pipeline`, and so no schedule", file=sys.stderr)
+        return 2
+    drawing = draw(plan.pipeline.schedule, plan_schedule(plan))
+    if options.svg:
+        Path(options.svg).write_text(to_svg(drawing))
+    if options.json:
+        print(json.dumps({"level": "schedule", "text": str(drawing.pipeline), **drawing.figures}))
+    else:
+        console = terminal()
+        console.print(to_text(drawing, console.width), end="")
     return 0
 
 

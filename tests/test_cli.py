@@ -172,7 +172,44 @@ def test_inspect_each_level(capsys: Captured, level: str, shown: str) -> None:
 def test_inspect_knows_all_levels() -> None:
     from compiler.report.show import LEVELS
 
-    assert LEVEL_NAMES == LEVELS
+    assert LEVEL_NAMES == (*LEVELS, "schedule")
+
+
+PIPELINE = """\
+model "net.py:Net"
+input x : float32[6, 4]
+mesh pp=2
+pipeline over pp { schedule = 1f1b, microbatches = 3 }
+"""
+DRAWN = """\
+1f1b: 2 ranks, 3 micro-batches
+rank 0  F0 F1 ······B0─── F2 B1─── ···B2───
+rank 1  ···F0 B0─── F1 B1─── F2 B2─── ······
+makespan 12, bubble 33.3 %, at most 2 activations alive on a rank
+"""
+
+
+def test_inspect_the_schedule(capsys: Captured, folder: Path) -> None:
+    (folder / "pipe.plan").write_text(PIPELINE)
+    status, out, err = planc(capsys, "inspect", "pipe.plan", "--level", "schedule", "--svg", "pipe.svg")
+    assert (status, err) == (0, "")
+    assert out == DRAWN
+    assert "<title>backward of stage 1, micro-batch 2: 9 to 11</title>" in (folder / "pipe.svg").read_text()
+    status, out, _ = planc(capsys, "inspect", "pipe.plan", "--level", "schedule", "--json")
+    found = json.loads(out)
+    assert status == 0 and found["makespan"] == 12 and found["alive"] == [2, 1] and "0F0,0F1,0B0" in found["text"]
+
+
+def test_inspect_the_schedule_of_a_file(capsys: Captured, folder: Path) -> None:
+    (folder / "pipe.plan").write_text(PIPELINE.replace("1f1b", '"own.csv"'))
+    (folder / "own.csv").write_text("0F0,0B0,0F1,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B3\n")
+    status, out, err = planc(capsys, "inspect", "pipe.plan", "--level", "schedule")
+    assert status == 1 and not out and "error[E221]: there is no micro-batch 3" in err and "own.csv:2:21" in err
+
+
+def test_no_schedule_without_a_pipeline(capsys: Captured) -> None:
+    status, out, err = planc(capsys, "inspect", "tiny.plan", "--level", "schedule")
+    assert status == 2 and not out and "has no `pipeline`" in err
 
 
 def test_inspect_one_segment(capsys: Captured) -> None:
