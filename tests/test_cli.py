@@ -194,7 +194,7 @@ def test_inspect_the_schedule(capsys: Captured, folder: Path) -> None:
     status, out, err = planc(capsys, "inspect", "pipe.plan", "--level", "schedule", "--svg", "pipe.svg")
     assert (status, err) == (0, "")
     assert out == DRAWN
-    assert "<title>backward of stage 1, micro-batch 2: 9 to 11</title>" in (folder / "pipe.svg").read_text()
+    assert "<title>backward of stage 1, micro-batch 2: 8 to 10</title>" in (folder / "pipe.svg").read_text()
     status, out, _ = planc(capsys, "inspect", "pipe.plan", "--level", "schedule", "--json")
     found = json.loads(out)
     assert status == 0 and found["makespan"] == 12 and found["alive"] == [2, 1] and "0F0,0F1,0B0" in found["text"]
