@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runtime.devices import kind_of
+
 _CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _CUDA_FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
@@ -48,11 +50,12 @@ def attention_backward(
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
+    device = kind_of(q.device)
     plain = q.dim() == 4 and q.shape[-1] == v.shape[-1] and 0 not in q.shape and 0 not in k.shape
-    if plain and q.device.type == "cpu" and mask is None:
+    if plain and device == "cpu" and mask is None:
         return "cpu"
     half = q.dtype in (torch.bfloat16, torch.float16)
-    if plain and q.device.type == "cuda" and mask is None and half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
+    if plain and device == "cuda" and mask is None and half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
         return "cuda"
     return "reference"
 

@@ -78,4 +78,7 @@ class Mesh:
 
     def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """All groups over `axes`, ordered by their first rank; together they hold each rank once."""
-        return tuple(dict.fromkeys(self.group(rank, axes) for rank in range(self.size)))
+        for name in axes:
+            self.axis(name)
+        firsts = itertools.product(*((0,) if name in axes else range(size) for name, size in self.axes))
+        return tuple(self.group(self.rank(dict(zip(self.names, point, strict=True))), axes) for point in firsts)

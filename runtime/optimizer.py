@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from runtime.devices import kind_of
+
 _FUSED_DEVICES = ("cpu", "cuda")
 
 
@@ -149,8 +151,8 @@ class FlatOptimizer:
             [state["exp_avg_sq"]],
             [state["max_exp_avg_sq"]] if config.amsgrad else [],
             [self._steps[index]],
-            fused=target.device.type in _FUSED_DEVICES,
-            foreach=target.device.type not in _FUSED_DEVICES,
+            fused=kind_of(target.device) in _FUSED_DEVICES,
+            foreach=kind_of(target.device) not in _FUSED_DEVICES,
             amsgrad=config.amsgrad,
             beta1=config.betas[0],
             beta2=config.betas[1],
@@ -166,8 +168,8 @@ class FlatOptimizer:
             [target],
             [grad],
             [self._states[index].get("momentum_buffer")],
-            fused=target.device.type in _FUSED_DEVICES,
-            foreach=target.device.type not in _FUSED_DEVICES,
+            fused=kind_of(target.device) in _FUSED_DEVICES,
+            foreach=kind_of(target.device) not in _FUSED_DEVICES,
             weight_decay=decay,
             momentum=config.momentum,
             lr=lr,

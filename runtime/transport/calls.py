@@ -70,34 +70,37 @@ class Count:
         return Count(self.calls + other.calls, self.bytes + other.bytes)
 
 
-class Counters:
-    """Calls and bytes sent by this rank, for each kind and group.
+def sent_bytes(kind: str, ranks: int, full_bytes: int) -> int:
+    """Bytes that a rank sends in one call.
 
-    Bytes follow the bandwidth-optimal (ring) formulas, whatever the backend really does, so that they can be compared
+    They follow the bandwidth-optimal (ring) formulas, whatever the backend really does, so that they can be compared
     with a program's predicted traffic. For n ranks and a full (gathered) size of B bytes:
 
     | all_reduce | all_gather, reduce_scatter, all_to_all, broadcast | send | recv |
     |------------|----------------------------------------------------|------|------|
     | 2B(n−1)/n  | B(n−1)/n (a broadcast's total, shared evenly)      | B    | 0    |
     """
+    match kind:
+        case "all_reduce":
+            return 2 * full_bytes * (ranks - 1) // ranks
+        case "send":
+            return full_bytes
+        case "recv":
+            return 0
+        case _:
+            return full_bytes * (ranks - 1) // ranks
+
+
+class Counters:
+    """Calls and bytes sent by this rank (see `sent_bytes`), for each kind and group."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, tuple[int, ...]], Count] = {}
 
     def add(self, kind: str, group: tuple[int, ...], full_bytes: int) -> None:
-        n = len(group)
-        match kind:
-            case "all_reduce":
-                sent = 2 * full_bytes * (n - 1) // n
-            case "send":
-                sent = full_bytes
-            case "recv":
-                sent = 0
-            case _:
-                sent = full_bytes * (n - 1) // n
         count = self._counts.setdefault((kind, group), Count())
         count.calls += 1
-        count.bytes += sent
+        count.bytes += sent_bytes(kind, len(group), full_bytes)
 
     def __getitem__(self, kind: str) -> Count:
         """The sum over the groups; zero for a kind never called."""

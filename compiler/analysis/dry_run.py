@@ -1,0 +1,169 @@
+"""The dry run: a rank's step on tensors without data, through the very code that runs it.
+
+The runtime's own session, executor, context and optimizer run the program's streams on device "meta": what they
+allocate, when they let go of it, and what they send, in which order, is written down as `events`. So nothing here says
+again what an instruction does, and what the runtime learns the readers know.
+
+What is left out is the arithmetic, and repetition: the code of a segment runs once for each distinct situation, and is
+then replayed: its events are shared, its results are made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from compiler.analysis.dry_transport import DryTransport
+from compiler.analysis.events import Event
+from compiler.analysis.replay import ReplayedKind
+from compiler.analysis.storage import StorageTracker
+from compiler.emit.code import segment_source
+from runtime.devices import STANDS_FOR
+from runtime.instructions import Instruction
+from runtime.mesh import Mesh
+from runtime.program import Program
+from runtime.session import Session
+
+if TYPE_CHECKING:
+    from compiler.driver import Compilation
+
+ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER = "activations", "parameters", "gradients", "optimizer"
+BATCH, BUFFERS, OTHER = "batch", "buffers", "other"
+TEMPORARIES, COMMUNICATION = "temporaries", "communication"
+
+KEPT: dict[str, str] = {
+    "prologue": ACTIVATIONS,
+    "forward": ACTIVATIONS,
+    "backward": ACTIVATIONS,
+}
+"""What lives on behind an instruction, by its operation."""
+
+
+@dataclass
+class Step:
+    """One instruction: the live bytes by category before it, and its events in order, in chunks that may be shared."""
+
+    instruction: Instruction
+    before: dict[str, int]
+    chunks: list[Sequence[Event]] = field(default_factory=list)
+
+    @property
+    def events(self) -> Iterator[Event]:
+        for chunk in self.chunks:
+            yield from chunk
+
+
+@dataclass
+class DryRun:
+    """One pipeline stage's step. `rank` is the one that was run; its fellows of the stage do the same."""
+
+    stage: int
+    rank: int
+    steps: list[Step]
+    after: dict[str, int]
+
+
+def dry_run(compilation: Compilation, stage: int = 0) -> DryRun:
+    """A step of a rank of pipeline stage `stage`, the second one: what the first leaves behind is there already."""
+    program = compilation.program
+    mesh = Mesh(tuple(program.mesh.items()))
+    rank = stage_rank(program, mesh, stage)
+    tracker = StorageTracker()
+    transport = DryTransport(rank, mesh, tracker)
+    kinds = {
+        name: ReplayedKind(kind.code, load_source(name, segment_source(name, kind.code, kind.calls)), tracker)
+        for name, kind in compilation.linked.kinds.items()
+    }
+    token = STANDS_FOR.set(device_kind(compilation))
+    try:
+        with tracker, torch.no_grad():
+            session = open_session(compilation, transport, kinds)  # type: ignore[arg-type]
+            session.state.constants = {n: t.to("meta") for n, t in compilation.captured.constants.items()}
+            tag_held(tracker, session)
+            recorder = Recorder(tracker, session)
+            for _ in range(2):
+                recorder.steps = []
+                session.step(local_batch(session), local=True)
+    finally:
+        STANDS_FOR.reset(token)
+    return DryRun(stage, rank, recorder.steps, dict(tracker.bytes))
+
+
+def open_session(compilation: Compilation, transport: DryTransport, kinds: dict[str, Any]) -> Session:
+    """The rank's session, with whatever the model's initialisation gives in its place, but no data."""
+    program = compilation.program
+    full = {
+        spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
+        for spec in (*program.parameters, *program.buffers)
+    }
+    with torch.device("meta"):  # opaque modules are built here
+        return Session(program, transport, full, kinds)
+
+
+def tag_held(tracker: StorageTracker, session: Session) -> None:
+    """What a session holds from its beginning."""
+    state = session.state
+    tracker.tag(GRADIENTS, state.gradients)
+    tracker.tag(PARAMETERS, [state.flat, state.parameters])
+    tracker.tag(BUFFERS, [state.buffers, state.constants])
+    tracker.tag(OPTIMIZER, [vars(optimizer) for optimizer in session.optimizers.values()])
+    tracker.tag(OPTIMIZER, [optimizer.state_tensors() for optimizer in session.optimizers.values()])
+    tracker.tag(PARAMETERS, [list(module.parameters()) for module in session.context.opaque_modules.values()])
+    tracker.tag(OTHER)
+
+
+class Recorder:
+    """Writes a step for each instruction that the session's executor runs."""
+
+    def __init__(self, tracker: StorageTracker, session: Session):
+        self.tracker = tracker
+        self.steps: list[Step] = []
+        actions = session.executor.actions
+        session.executor.actions = {op: self.recorded(action) for op, action in actions.items()}
+
+    def recorded(self, action: Callable[[Instruction], None]) -> Callable[[Instruction], None]:
+        tracker = self.tracker
+
+        def run(instruction: Instruction) -> None:
+            if not self.steps:
+                tracker.tag(BATCH)
+            step = Step(instruction, dict(tracker.bytes))
+            self.steps.append(step)
+            with tracker.into(step.chunks):
+                action(instruction)
+            tracker.tag(KEPT.get(instruction.op, OTHER))
+
+        return run
+
+
+def local_batch(session: Session) -> dict[str, Tensor]:
+    """A batch of this rank's rows."""
+    start, end = session.row_range()
+    found = {}
+    for spec in session.program.inputs:
+        shape = [end - start if dim == spec.batch_dim else size for dim, size in enumerate(spec.shape)]
+        found[spec.name] = torch.empty(shape, dtype=getattr(torch, spec.dtype), device="meta")
+    return found
+
+
+def stage_rank(program: Program, mesh: Mesh, stage: int) -> int:
+    """The first rank of a pipeline stage."""
+    return 0
+
+
+def device_kind(compilation: Compilation) -> str:
+    """The kind of device that the plan is for."""
+    cluster = compilation.plan.cluster
+    return "cpu" if cluster is None or cluster.device == "cpu" else "cuda"
+
+
+def load_source(name: str, source: str) -> ModuleType:
+    """A segment's module, of its text."""
+    module = ModuleType(name)
+    exec(compile(source, f"<segment {name}>", "exec"), module.__dict__)
+    return module

@@ -1,0 +1,40 @@
+"""The plans that the readers are tested on."""
+
+from __future__ import annotations
+
+from compiler.dsl import loads
+from compiler.dsl.plan import Plan
+from tests.zoo import get, plan_text
+
+LLAMA = """tensor over tp {
+    column "layers.*.attn.w[qkv]", "layers.*.mlp.w[13]"
+    row    "layers.*.attn.wo", "layers.*.mlp.w2"
+    vocab  "embed", "head"
+    sequence = %s
+}
+"""
+
+PLANS: dict[str, tuple[str, str, int, str]] = {
+    "dp": ("llama-tiny", "dp=2", 1, ""),
+    "dp-uneven": ("llama-odd-tiny", "dp=3", 2, "clip grad_norm = 1.0"),
+    "accumulate": ("llama-small", "dp=2", 4, ""),
+    "dropout": ("gpt-tiny", "dp=2", 2, ""),
+    "tied": ("gpt-tied-tiny", "dp=2", 2, ""),
+    "frozen": ("lora-tiny", "dp=2", 1, ""),
+    "encdec": ("encdec-tiny", "dp=2", 2, ""),
+    "vit": ("vit-tiny", "dp=2", 2, ""),
+    "batchnorm": ("resnet-tiny", "dp=2", 1, ""),
+    "inplace": ("c43_inplace", "dp=2", 2, ""),
+    "mask": ("c33_doc_mask", "dp=2", 1, ""),
+    "full": ("llama-small", "dp=2", 2, 'recompute "layers.*" = full'),
+    "selective": ("llama-small", "dp=2", 2, 'recompute "layers.*" = selective'),
+    "tp": ("llama-small", "dp=2 tp=2", 1, LLAMA % "off"),
+    "tp-sequence": ("llama-small", "dp=2 tp=2", 2, LLAMA % "on" + 'recompute "layers.*" = selective'),
+    "tp-uneven": ("llama-odd-tiny", "tp=3", 1, LLAMA % "on"),
+}
+"""Name → zoo entry, mesh, micro-batches, further statements."""
+
+
+def plan_of(name: str, batch: int = 8) -> Plan:
+    entry, mesh, microbatches, extra = PLANS[name]
+    return loads(plan_text(get(entry), batch, mesh, microbatches, extra))

@@ -1,0 +1,66 @@
+"""The memory and traffic readers against what the simulator's ranks do: every instruction, every byte."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from compiler.analysis.dry_run import dry_run
+from compiler.analysis.memory import Memory, read_memory
+from compiler.analysis.traffic import Traffic, read_traffic
+from compiler.analysis.verify import random_batch
+from compiler.driver import compile
+from compiler.dsl import loads
+from runtime.mesh import Mesh
+from runtime.program import Program, load
+from tests.analysis.plans import PLANS, plan_of
+from tests.analysis.tracking import Observed, observe
+from tests.zoo import get, plan_text
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_readers(name: str, tmp_path: Path):
+    compilation = compile(plan_of(name))
+    run = dry_run(compilation)
+    program = load(compilation.write(tmp_path / "program"))
+    truth = observe(program, random_batch(program, 0))[run.rank]
+    check_memory(read_memory(run), truth)
+    assert counted(read_traffic(run)) == by_axes(program, truth)
+
+
+def check_memory(memory: Memory, truth: Observed) -> None:
+    assert [(m.instruction, m.before, m.peak) for m in memory.moments] == truth.moments
+    assert memory.peak.bytes == max(peak for _, _, peak in truth.moments)
+    assert memory.peak.bytes == sum(memory.peak.categories.values())
+
+
+def counted(traffic: Traffic) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+    """(kind, axes) → calls and bytes."""
+    calls: Counter = Counter()
+    sent: Counter = Counter()
+    for flow in traffic.flows:
+        calls[flow.kind, flow.axes] += flow.calls
+        sent[flow.kind, flow.axes] += flow.sent
+    return {key: (calls[key], sent[key]) for key in calls}
+
+
+def by_axes(program: Program, truth: Observed) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+    mesh = Mesh(tuple(program.mesh.items()))
+    found = {}
+    for (kind, group), count in truth.counts.items():
+        points = [mesh.coords(rank) for rank in group]
+        axes = tuple(axis for axis in mesh.names if len({point[axis] for point in points}) > 1)
+        found[kind, axes] = (count.calls, count.bytes)
+    return found
+
+
+@pytest.mark.parametrize("ranks", (2, 8))
+def test_data_parallel_closed_form(ranks: int):
+    """2Ψ(N−1)/N elements of gradients."""
+    compilation = compile(loads(plan_text(get("llama-tiny"), 8, f"dp={ranks}")))
+    elements = sum(math.prod(p.shape) for p in compilation.program.parameters if p.trained)
+    gradients = read_traffic(dry_run(compilation)).by_purpose()["gradients"]
+    assert gradients == 2 * elements * 4 * (ranks - 1) // ranks
