@@ -11,5 +11,5 @@ STANDS_FOR: ContextVar[str] = ContextVar("stands_for", default="cpu")
 
 
 def kind_of(device: torch.device) -> str:
-    """"cpu", "cuda", …"""
+    """The device's type: "cpu", "cuda", …"""
     return STANDS_FOR.get() if device.type == "meta" else device.type

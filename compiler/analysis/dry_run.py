@@ -22,7 +22,7 @@ from compiler.analysis.dry_transport import DryTransport
 from compiler.analysis.events import Event
 from compiler.analysis.replay import ReplayedKind
 from compiler.analysis.storage import StorageTracker
-from compiler.emit.code import segment_source
+from compiler.emit.folder import kind_source
 from runtime.devices import STANDS_FOR
 from runtime.instructions import Instruction
 from runtime.mesh import Mesh
@@ -37,11 +37,19 @@ BATCH, BUFFERS, OTHER = "batch", "buffers", "other"
 TEMPORARIES, COMMUNICATION = "temporaries", "communication"
 
 KEPT: dict[str, str] = {
-    "prologue": ACTIVATIONS,
-    "forward": ACTIVATIONS,
-    "backward": ACTIVATIONS,
+    "gather": PARAMETERS,
+    "begin": GRADIENTS,
+    "reduce": GRADIENTS,
+    "reduce_across": GRADIENTS,
+    "step": OPTIMIZER,
+    "update": BUFFERS,
 }
-"""What lives on behind an instruction, by its operation."""
+"""What an instruction leaves behind, by its operation; where nothing is said, activations."""
+
+
+def kept(instruction: Instruction) -> str:
+    """The category of what lives on behind an instruction."""
+    return KEPT.get(instruction.op, ACTIVATIONS)
 
 
 @dataclass
@@ -76,7 +84,7 @@ def dry_run(compilation: Compilation, stage: int = 0) -> DryRun:
     tracker = StorageTracker()
     transport = DryTransport(rank, mesh, tracker)
     kinds = {
-        name: ReplayedKind(kind.code, load_source(name, segment_source(name, kind.code, kind.calls)), tracker)
+        name: ReplayedKind(kind.code, load_source(name, kind_source(kind, program)), tracker)
         for name, kind in compilation.linked.kinds.items()
     }
     token = STANDS_FOR.set(device_kind(compilation))
@@ -136,7 +144,7 @@ class Recorder:
             self.steps.append(step)
             with tracker.into(step.chunks):
                 action(instruction)
-            tracker.tag(KEPT.get(instruction.op, OTHER))
+            tracker.tag(kept(instruction))
 
         return run
 

@@ -2,8 +2,8 @@
 
 Read from a dry run (`compiler.analysis.dry_run`), so everything that the runtime allocates is counted: parameters,
 gradients and optimizer state in their buffers; activations (what segments pass on and save); temporaries of one
-instruction, to the byte and in the order in which the generated code makes and deletes them; buffers of collectives. Not
-counted: the allocator's rounding, and what a kernel takes and gives back within one operator.
+instruction, to the byte and in the order in which the generated code makes and deletes them; buffers of collectives.
+Not counted: the allocator's rounding, and what a kernel takes and gives back within one operator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.analysis.dry_run import COMMUNICATION, KEPT, OTHER, TEMPORARIES, DryRun, Step
+from compiler.analysis.dry_run import COMMUNICATION, TEMPORARIES, DryRun, Step, kept
 from compiler.analysis.events import Allocate, Communicate, Event, Release
 from runtime.instructions import Instruction
 
@@ -28,8 +28,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that is alive: `bytes`, at which instruction (its number in the stream) and line of its segment's code (0:
-    outside of one), and by category."""
+    """The most that is alive: `bytes`, in which instruction (its number in the stream), at which line of its segment's
+    code (0: outside of one), and by category."""
 
     bytes: int
     number: int
@@ -50,36 +50,36 @@ class Memory:
 
 def read_memory(run: DryRun) -> Memory:
     """The memory of a step."""
-    moments, rises = [], []
-    known: dict[tuple[int, ...], int] = {}
+    shapes: dict[int, tuple[int, int]] = {}
+    moments = []
     for step in run.steps:
-        key = tuple(id(chunk) for chunk in step.chunks)
-        if key not in known:
-            known[key] = highest(step.events)[0]
-        before = sum(step.before.values())
-        rises.append(before + known[key])
-        moments.append(Moment(step.instruction, before, before + known[key]))
-    number = max(range(len(rises)), key=rises.__getitem__)
+        before = level = peak = sum(step.before.values())
+        for chunk in step.chunks:
+            if id(chunk) not in shapes:
+                shapes[id(chunk)] = shape_of(chunk)
+            net, top = shapes[id(chunk)]
+            level, peak = level + net, max(peak, level + top)
+        moments.append(Moment(step.instruction, before, peak))
+    number = max(range(len(moments)), key=lambda k: moments[k].peak)
     return Memory(run.stage, moments, peak_of(run.steps[number], number), positive(run.steps[0].before))
 
 
-def highest(events: Sequence[Event]) -> tuple[int, int, int]:
-    """(bytes above the start, position behind the event, line) of the highest point."""
-    live = most = position = line = 0
-    for k, event in enumerate(events):
+def shape_of(events: Sequence[Event]) -> tuple[int, int]:
+    """(bytes at the end, bytes at the highest point), above those at the start."""
+    live = most = 0
+    for event in events:
         if isinstance(event, Allocate):
             live += event.bytes
-            if live > most:
-                most, position, line = live, k + 1, event.line
+            most = max(most, live)
         elif isinstance(event, Release):
             live -= event.bytes
-    return most, position, line
+    return live, most
 
 
 def peak_of(step: Step, number: int) -> Peak:
     """What is alive at the highest point of a step."""
     events = list(step.events)
-    _, position, line = highest(events)
+    position = highest(events)
     alive = Counter(step.before)
     own: dict[int, int] = {}
     for event in events[:position]:
@@ -93,10 +93,25 @@ def peak_of(step: Step, number: int) -> Peak:
     moved = {storage for e in events if isinstance(e, Communicate) for storage in e.storages}
     for storage, size in own.items():
         if storage not in ending:
-            alive[KEPT.get(step.instruction.op, OTHER)] += size
+            alive[kept(step.instruction)] += size
         else:
             alive[COMMUNICATION if storage in moved else TEMPORARIES] += size
+    at = events[position - 1] if position else None
+    line = at.line if isinstance(at, Allocate) else 0
     return Peak(sum(alive.values()), number, step.instruction, line, positive(alive))
+
+
+def highest(events: Sequence[Event]) -> int:
+    """The number of events up to the highest point."""
+    live = most = position = 0
+    for k, event in enumerate(events):
+        if isinstance(event, Allocate):
+            live += event.bytes
+            if live > most:
+                most, position = live, k + 1
+        elif isinstance(event, Release):
+            live -= event.bytes
+    return position
 
 
 def positive(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -56,11 +56,12 @@ class ReplayedKind:
         nodes = [*code.forward, *code.backward]
         self._repeatable = not any(node.op.startswith("planc.opaque") for node in nodes)
         self._timed = any(mentions_time(node) for node in nodes)
-        self._recordings: dict[Any, Recording | None] = {}
+        self._seen: set[Any] = set()
+        self._recordings: dict[Any, Recording] = {}
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._module, name)
-        if not (callable(found) and self._repeatable):
+        if not callable(found):
             return found
 
         def run(context: RankContext, *arguments: Any) -> Any:
@@ -78,13 +79,13 @@ class ReplayedKind:
         recording = self._recordings.get(situation)
         if recording is not None:
             return self._replay(recording, arguments)
-        if situation not in self._recordings:
-            self._recordings[situation] = None
-            return function(context, *arguments)
         events: list[Event] = []
         with self._tracker.chunk(events, function.__code__.co_filename):
             results = function(context, *arguments)
-        self._recordings[situation] = self._recorded(events, results, arguments)
+        if situation in self._seen:
+            self._recordings[situation] = self._recorded(events, results, arguments)
+        elif self._repeatable:
+            self._seen.add(situation)
         return results
 
     def _recorded(self, events: list[Event], results: Any, arguments: tuple[Any, ...]) -> Recording:

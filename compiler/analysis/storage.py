@@ -1,11 +1,11 @@
 """Which memory is alive, byte for byte: storages counted where operators make them.
 
-A `StorageTracker` sees every operator at the dispatcher. A storage counts from the operator that makes it until the last
-tensor on it goes, whatever views there are, so what it says is what an allocator gives out (before its own rounding),
-without the workspace that a kernel takes and gives back within one operator.
+A `StorageTracker` sees every operator at the dispatcher. A storage counts from the operator that makes it until the
+last tensor on it goes, whatever views there are, so what it says is what an allocator gives out (before its own
+rounding), without the workspace that a kernel takes and gives back within one operator.
 
-Operators run on tensors of device "meta", which have shapes, strides and storages but no data. Where a program looks at a
-value, it sees 1 (true).
+Operators run on tensors of device "meta", which have shapes, strides and storages but no data. Where a program looks at
+a value, it sees 1 (true).
 """
 
 from __future__ import annotations

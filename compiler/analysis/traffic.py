@@ -37,8 +37,8 @@ PURPOSES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Flow:
-    """Equal communications of a step: `calls` of them, each of `full` bytes (of the whole value), and `sent` bytes of all
-    together. `call` and `line` are the segment call and the line of its code, "" and 0 for an instruction's own."""
+    """Equal communications of a step: `calls` of them, each of `full` bytes (of the whole value), and `sent` bytes of
+    all together. `call` and `line` are the segment call and the line of its code, "" and 0 for an instruction's own."""
 
     purpose: str
     op: str
@@ -87,7 +87,7 @@ def read_traffic(run: DryRun) -> Traffic:
     counts: Counter[tuple] = Counter()  # type: ignore[type-arg]
     for step, event in communications(run.steps):
         op = step.instruction.op
-        call = step.instruction.target if event.line else ""
+        call = (step.instruction.targets or (op,))[0] if event.line else ""
         where = (PURPOSES.get(op, op), op, call, event.line)
         counts[*where, event.kind, event.axes, event.ranks, event.full, event.sent] += 1
     return Traffic(run.stage, tuple(Flow(*key[:-1], calls, calls * key[-1]) for key, calls in counts.items()))
