@@ -1,1 +1,1 @@
-"""Questions about graphs and programs: value ranges, verification against eager PyTorch."""
+"""Questions about graphs and programs: value ranges, costs, verification against eager PyTorch."""

@@ -20,11 +20,8 @@ are made again). A slot that it reads is kept too, since the slot may be dropped
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-import torch
 
 from compiler.autodiff.partition import COSTLY, PRODUCT, VIEWS, SegmentCode, live
 from compiler.ir.graph import Node, Value
@@ -107,8 +104,7 @@ def absorb(code: SegmentCode, early: set[Node]) -> set[Node]:
 
 def bytes_of(values: Iterable[Value]) -> int:
     """Bytes of values, parameters left out."""
-    kept = (value for value in values if value.kind != "param")
-    return sum(math.prod(value.shape) * getattr(torch, value.dtype).itemsize for value in kept)
+    return sum(value.nbytes for value in values if value.kind != "param")
 
 
 def _part(needed: list[int], nodes: list[Node], pairs: Sequence[tuple[int, Value]]) -> BackwardPart:

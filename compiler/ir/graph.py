@@ -8,9 +8,12 @@ order with inputs and outputs; it is in single-assignment form and has no side e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from compiler.layout.placement import Layout
 
@@ -45,6 +48,11 @@ class Value:
     differentiable: bool = False
     layout: Layout | None = None
     producer: Node | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tensor of this shape."""
+        return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
 
     def __repr__(self) -> str:
         return f"%{self.name}"
