@@ -39,11 +39,11 @@ class Trajectory:
 
 
 class Reference(TorchFunctionMode):
-    """Keyed dropout and wide casts for everything that runs under it."""
+    """Keyed dropout for everything that runs under it, and with `widen` casts to float64 instead of narrower ones."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, widen: bool = True):
         super().__init__()
-        self.seed, self.step, self.site = seed, 0, 0
+        self.seed, self.widen, self.step, self.site = seed, widen, 0, 0
 
     def __enter__(self) -> Reference:
         """Also inside torch's own Python functions, which call others with this mode put aside."""
@@ -84,6 +84,8 @@ class Reference(TorchFunctionMode):
             return self.dropout(*args, **kwargs)
         if func is ATTENTION:
             return self.attention(*args, **kwargs)
+        if not self.widen:
+            return func(*args, **kwargs)
         args = tuple(self.widened(item) for item in args)
         kwargs = {key: self.widened(item) for key, item in kwargs.items()}
         if func is Tensor.float or func in (Tensor.half, Tensor.bfloat16):

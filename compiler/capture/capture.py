@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from compiler.capture import failures, repeats
+from compiler.capture.autocast import operator_lists
 from compiler.capture.checks import (
     check_dtypes,
     check_inputs,
@@ -27,7 +28,7 @@ from compiler.capture.checks import (
 )
 from compiler.capture.failures import OutputError, Unsupported
 from compiler.capture.importer import dtype_name, import_program
-from compiler.capture.model import Built, build_model, canonical_names, module_tables
+from compiler.capture.model import Built, build_model, canonical_names, convert_parameters, module_tables
 from compiler.capture.normalize import normalize
 from compiler.capture.opaque import replaced
 from compiler.capture.origins import Origins
@@ -45,7 +46,7 @@ PREFIX = "model"
 
 def capture(request: CaptureRequest) -> Captured:
     """The model as a graph in normal form. Raises PlanError for every mistake in the plan or the model."""
-    with preserved(), quiet(), real_imports():
+    with preserved(), quiet(), real_imports(), operator_lists(request.autocast):
         try:
             return _capture(request)
         except Unsupported as failure:
@@ -56,6 +57,10 @@ def _capture(request: CaptureRequest) -> Captured:
     dtype = getattr(torch, request.dtype) if request.dtype else None
     built, loss = load(request, dtype)
     model = built.model
+    own = {name: dtype_name(p.dtype) for name, p in model.named_parameters()}
+    compute = getattr(torch, request.compute) if request.compute else None
+    if compute is not None:
+        convert_parameters(model, compute)
     if dtype == torch.float64:
         torch.set_default_dtype(dtype)  # what forward makes without a dtype; restored by `preserved`
     check_model(model, request)
@@ -64,7 +69,7 @@ def _capture(request: CaptureRequest) -> Captured:
     check_patterns(model, request)
     exported = Exported(
         model, [spec.name for spec in request.inputs], loss, request.loss[1] if request.loss else {},
-        request.keep_outputs, request.dtype == "float64",
+        request.keep_outputs, request.dtype == "float64", compute, request.autocast,
     )  # fmt: skip
     program = trace(exported, built, request, dtype)
     counted = counts_rows(exported, built, request, dtype) if request.check_rows else None
@@ -81,7 +86,7 @@ def _capture(request: CaptureRequest) -> Captured:
     classes, lists = module_tables(model)
     return Captured(
         graph,
-        parameters(model, graph, request.freeze),
+        parameters(model, graph, request.freeze, own),
         buffers(model, graph),
         used_constants(graph, imported.constants),
         ties,
@@ -228,11 +233,13 @@ def matches(patterns: Sequence[Any], name: str) -> bool:
     return any(fnmatchcase(name, text) or name.startswith(f"{text}.") for text in texts)
 
 
-def parameters(model: nn.Module, graph: Graph, freeze: Sequence[Any]) -> dict[str, ParameterInfo]:
+def parameters(
+    model: nn.Module, graph: Graph, freeze: Sequence[Any], own: Mapping[str, str]
+) -> dict[str, ParameterInfo]:
     used = used_inputs(graph)
     return {
         name: ParameterInfo(
-            tuple(p.shape), dtype_name(p.dtype), p.requires_grad and not matches(freeze, name), name in used
+            tuple(p.shape), dtype_name(p.dtype), own[name], p.requires_grad and not matches(freeze, name), name in used
         )
         for name, p in model.named_parameters()
     }

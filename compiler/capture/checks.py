@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from compiler.capture import failures
 from compiler.capture.failures import Unsupported
 from compiler.capture.request import CaptureRequest
 from compiler.diagnostics import Diagnostic, closest, did_you_mean
-from compiler.ir.graph import Graph
+from compiler.ir.graph import Graph, Node
 from runtime.factory import forward_arguments
 
 
@@ -121,10 +123,16 @@ ONE_DTYPE = """
     aten.bilinear planc.attention
 """.split()
 
+FILLS = {"aten.masked_fill.Scalar": 2, "aten.full.default": 1}
+"""Operators that write a number, and which argument it is."""
+LARGEST = torch.finfo(torch.float16).max
+
 
 def check_dtypes(graph: Graph) -> None:
-    """Products have operands of one dtype, as eager insists (tracing does not), and nothing is complex."""
+    """Products have operands of one dtype, and what is filled in fits its dtype, as eager insists (tracing does not);
+    nothing is complex."""
     for node in graph.nodes:
+        check_fill(node)
         if any(out is not None and out.dtype.startswith("complex") for out in node.outputs):
             raise Unsupported("complex numbers", node.origin, "E125")
         if node.op.rpartition(".")[0] in ONE_DTYPE or node.op in ONE_DTYPE:
@@ -132,6 +140,16 @@ def check_dtypes(graph: Graph) -> None:
             if len(dtypes) > 1:
                 name = node.op.split(".")[1]
                 raise Unsupported(f"`{name}` gets operands of different dtypes: {', '.join(dtypes)}", node.origin, "E110")
+
+
+def check_fill(node: Node) -> None:
+    out, at = node.outputs[0], FILLS.get(node.op)
+    if at is None or out is None or out.dtype != "float16":
+        return
+    number = node.args[at]
+    if LARGEST < abs(number) < math.inf:
+        what = f"`{node.op.split('.')[1]}` writes {number:g} into float16, which ends at {LARGEST:g}"
+        raise Unsupported(what, node.origin, "E110", help="fill in `torch.finfo(x.dtype).min`, or float('-inf')")
 
 
 def check_learns(graph: Graph, model: nn.Module, request: CaptureRequest) -> None:

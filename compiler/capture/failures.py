@@ -53,6 +53,10 @@ class OutputError(Exception):
 
 
 OPAQUE = 'or let the module run as it is, without being captured: opaque "{module}"'
+BUFFERS = (
+    "parameters are read in {dtype}, buffers in their own dtype: convert what is made of a buffer (`.to(x.dtype)`), or "
+    "let each operation choose its dtype: precision {{ autocast = on }}"
+)
 FIXED = "a plan is one fixed program: every rank does the same work for every batch"
 HELP: dict[str, tuple[str, ...]] = {
     "E110": ("convert one of them: `x.to(weight.dtype)`; check the dtypes of the plan's inputs",),
@@ -142,6 +146,8 @@ def unsupported(failure: Unsupported, request: CaptureRequest) -> PlanError:
     module = origin.module or "path.of.the.module"
     inside = f" (in `{origin.module}`)" if origin.module else ""
     help = tuple(text.format(module=module) for text in HELP.get(failure.code, ()))
+    if failure.code == "E110" and request.compute is not None:
+        help = (BUFFERS.format(dtype=request.compute), *help)
     return error(
         request, failure.code, failure.what + inside, "in this model", notes=NOTES.get(failure.code, ()),
         help=(failure.help, *help), place=place_of(origin),

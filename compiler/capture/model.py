@@ -91,13 +91,18 @@ def _needs_values(error: FactoryError) -> bool:
     return module.startswith(("torch._subclasses", "torch.fx")) or "Fake" in text or "fake" in text or "meta" in text
 
 
-def _converted(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+def convert_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Every floating parameter in `dtype`, buffers as they are."""
+    _converted(model, dtype, buffers=False)
+
+
+def _converted(model: nn.Module, dtype: torch.dtype | None, buffers: bool = True) -> nn.Module:
     """Every floating parameter and buffer in `dtype`; ties stay ties."""
     if dtype is None:
         return model
     done: dict[int, Tensor] = {}
     for module in model.modules():
-        for table in (module._parameters, module._buffers):
+        for table in (module._parameters, module._buffers) if buffers else (module._parameters,):
             for name, tensor in table.items():
                 if tensor is None or not tensor.is_floating_point() or tensor.dtype == dtype:
                     continue

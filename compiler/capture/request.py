@@ -11,6 +11,7 @@ from torch import Tensor
 from compiler.capture.rows import Use
 from compiler.diagnostics import Span
 from compiler.ir.graph import Graph
+from compiler.precision import Autocast, Precision
 
 if TYPE_CHECKING:
     from compiler.dsl.plan import Plan
@@ -37,6 +38,8 @@ class CaptureRequest:
       a dict with "loss" and metrics.
     - `dtype`: convert floating parameters, buffers and inputs to it. With "float64", for verification, also the casts
       to narrower types that the model writes out become casts to float64.
+    - `compute`: the forward reads parameters and floating inputs in this dtype; buffers stay as they are.
+    - `autocast`: each operation's dtype is chosen as torch.autocast does.
     - `opaque`, `freeze`: patterns of module paths to run as they are, and of parameters to leave untrained.
     - `keep_outputs`: keep every output as "output:NAME" and ask for no loss (programs that only go forward).
     - `train`: the loss will be differentiated, so something must learn.
@@ -50,6 +53,8 @@ class CaptureRequest:
     inputs: Sequence[Input] = ()
     loss: tuple[str, Mapping[str, Any]] | None = None
     dtype: str | None = None
+    compute: str | None = None
+    autocast: Autocast | None = None
     opaque: Sequence[Any] = ()
     freeze: Sequence[Any] = ()
     keep_outputs: bool = False
@@ -64,7 +69,9 @@ class CaptureRequest:
     def from_plan(
         plan: Plan, rows_multiple: int = 1, dtype: str | None = None, check_rows: bool = False
     ) -> CaptureRequest:
-        """What a plan asks for. Batch dimensions are rounded up to a multiple of `rows_multiple`."""
+        """What a plan asks for. Batch dimensions are rounded up to a multiple of `rows_multiple`; `dtype` takes the
+        place of the plan's precision."""
+        precision = Precision.of(plan, widen=dtype is not None)
         return CaptureRequest(
             factory=plan.model.factory,
             options=dict(plan.model.options),
@@ -72,6 +79,8 @@ class CaptureRequest:
             inputs=tuple(_rounded(spec, rows_multiple) for spec in plan.inputs),
             loss=(plan.loss.factory, dict(plan.loss.options)) if plan.loss is not None else None,
             dtype=dtype,
+            compute=precision.compute,
+            autocast=precision.autocast,
             check_rows=check_rows,
             opaque=plan.opaque,
             freeze=plan.freeze,
@@ -93,10 +102,11 @@ def _rounded(spec: Any, multiple: int) -> Input:
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """`used`: the loss or another output depends on it."""
+    """`dtype` is what the graph reads, `own` what the model has. `used`: the loss or another output depends on it."""
 
     shape: tuple[int, ...]
     dtype: str
+    own: str
     requires_grad: bool
     used: bool
 

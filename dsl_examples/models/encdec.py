@@ -97,13 +97,17 @@ class EncoderDecoder(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
         mask = source.ne(self.padding)[:, None, None, :]
-        memory = self.source_embed(source) + self.positions[: source.shape[1]]
+        memory = self.with_positions(self.source_embed(source))
         for layer in self.encoder:
             memory = layer(memory, mask)
         memory = self.encoder_norm(memory)
 
-        x = self.target_embed(target) + self.positions[: target.shape[1]]
+        x = self.with_positions(self.target_embed(target))
         for layer in self.decoder:
             x = layer(x, memory, mask)
         logits = self.head(self.decoder_norm(x))
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+    def with_positions(self, x: Tensor) -> Tensor:
+        """`[batch, length, dim]` plus the table, in the dtype of `x`."""
+        return x + self.positions[: x.shape[1]].to(x.dtype)

@@ -38,9 +38,9 @@ def run_graph(captured: Captured, model: nn.Module, batch: Mapping[str, Tensor],
     return interpret(captured.graph, inputs_of(captured, model, batch), keep, **more)
 
 
-def run_eager(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def run_eager(model: nn.Module, batch: Mapping[str, Tensor], widen: bool = True) -> dict[str, Tensor]:
     """Loss, metrics and new buffers by role, with the runtime's dropout."""
-    mode = Reference(SEED)
+    mode = Reference(SEED, widen)
     mode.next_step(0)
     with mode:
         outputs = model(**{k: v.clone() for k, v in batch.items()})
