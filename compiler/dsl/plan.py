@@ -278,22 +278,31 @@ class RecomputeRule(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionSpec(Spec):
-    """`precision { … }`; dtypes are torch names, None keeps the model's own."""
+    """`precision { … }`; dtypes are torch names. See `compiler.precision`."""
 
-    compute: str | None = option(Maybe(DTYPE), None, "dtype of forward and backward")
+    compute: str | None = option(
+        Maybe(DTYPE), None, "dtype of forward and backward; by default the model's own"
+    )
     reduce: str | None = option(
-        Maybe(DTYPE), None, "dtype in which gradients are accumulated and reduced"
+        Maybe(DTYPE),
+        None,
+        "dtype in which gradients are accumulated and reduced; by default that of `master`",
     )
     master: str | None = option(
-        Maybe(DTYPE), None, "dtype of the parameters that the optimizer updates"
+        Maybe(DTYPE),
+        None,
+        "dtype of the parameters that the optimizer updates; by default the model's own",
     )
     autocast: bool = option(
-        Switch(), False, "choose the dtype per operation, as torch.autocast does"
+        Switch(),
+        False,
+        "choose the dtype per operation, as torch.autocast does; `compute` is the lower one, by "
+        "default `bf16`",
     )
     loss_scale: str | float | None = option(
         Maybe(OneOf(Choice("dynamic"), Real(0, open_low=True))),
         None,
-        "factor on the loss; by default `dynamic` when compute is float16, else `none`",
+        "factor on the loss; by default `dynamic` when compute is `fp16`, else `none`",
     )
 
 

@@ -327,6 +327,34 @@ def optimizer_is_consistent(plan: Plan) -> Iterator[Finding]:
 
 
 @rule
+def autocast_has_a_lower_dtype(plan: Plan) -> Iterator[Finding]:
+    """Autocast chooses between float32 and a dtype of 16 bits."""
+    precision = plan.precision
+    if precision.autocast and precision.compute in ("float32", "float64"):
+        yield Finding(
+            "E067",
+            f"`autocast = on` chooses between float32 and a dtype of 16 bits, not {precision.compute}",
+            at(precision, "compute"),
+            "write `compute = bf16` or `compute = fp16`",
+        )
+
+
+@rule
+def scaled_gradients_are_wide(plan: Plan) -> Iterator[Finding]:
+    """What the loss scale keeps from vanishing in float16 would vanish when it is taken off again."""
+    precision = plan.precision
+    dynamic = precision.compute == "float16" and "loss_scale" not in precision.given
+    narrow = "reduce" if precision.reduce else "master"
+    if (precision.loss_scale or dynamic) and getattr(precision, narrow) == "float16":
+        yield Finding(
+            "E067",
+            f"with a loss scale, `{narrow} = fp16` makes small gradients vanish when the scale is taken off",
+            at(precision, narrow),
+            "accumulate and reduce gradients in a wider dtype: `reduce = fp32`",
+        )
+
+
+@rule
 def steps_or_epochs(plan: Plan) -> Iterator[Finding]:
     """A run has one length."""
     if plan.train.steps and plan.train.epochs:
