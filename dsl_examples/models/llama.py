@@ -12,10 +12,7 @@ def rotary_cache(context: int, head_dim: int, base: float) -> tuple[Tensor, Tens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the two halves of each head of `x` (`[batch, heads, seq, head_dim]`) by the position's angles.
-
-    In the dtype of the angles, which may be wider: far positions need it.
-    """
+    """Turn the two halves of each head of `x` (`[batch, heads, seq, head_dim]`) by the angles, in their dtype."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
