@@ -29,7 +29,7 @@ from compiler.report.asked import Asked, asked
 from compiler.segments.split import units
 from compiler.support import check_rows, check_supported, explain_lowering, explain_time_mixing
 from compiler.tensor.sequence import sequence_layouts
-from compiler.tensor.styles import tensor_layouts
+from compiler.tensor.styles import tensor_styles
 from runtime.context import TIME
 from runtime.program import Program
 
@@ -48,13 +48,14 @@ class Options:
 class Compilation:
     """A compiled plan: the program, the graphs at every level, what was done about each request, and how long it took.
 
-    `seconds` maps a stage's name to its time.
+    `mesh` has the axes that divide work, split into sub-axes where a strategy needs them. `seconds` maps a stage's name to its time.
     """
 
     plan: Plan
     program: Program
     captured: Captured
     lowered: Graph
+    mesh: Mesh
     assigned: Assigned
     linked: Linked
     asked: list[Asked]
@@ -75,7 +76,6 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         plan = load(str(plan), sets)
     clock = _Clock()
     warnings = [*plan.warnings, *check_supported(plan)]
-    mesh = plan_mesh(plan)
     with clock("capture"):
         captured = capture(capture_request(plan, options))
         check_rows(plan, batch_rows(plan), batch_ways(plan), captured.counts_rows)
@@ -89,7 +89,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         except LoweringError as error:
             raise explain_lowering(plan, error) from None
     with clock("layouts"):
-        request = layout_request(plan, mesh, graph, captured)
+        request = layout_request(plan, graph, captured)
         try:
             assigned = assign_layouts(graph, request)
         except TimeMixing as mixing:
@@ -100,7 +100,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
     with clock("segments"):
         linked = link(plan, captured, assigned, request)
     program = linked.program
-    result = Compilation(plan, program, captured, graph, assigned, linked, [], warnings, clock.seconds)
+    result = Compilation(plan, program, captured, graph, request.mesh, assigned, linked, [], warnings, clock.seconds)
     result.asked = asked(result)
     return result
 
@@ -145,9 +145,12 @@ def capture_request(plan: Plan, options: Options) -> CaptureRequest:
     return CaptureRequest.from_plan(plan, ways, dtype, check_rows=is_ragged(plan))
 
 
-def layout_request(plan: Plan, mesh: Mesh, graph: Graph, captured: Captured) -> LayoutRequest:
-    """Batch inputs are cut over the data axes and time; parameters are used there in work that differs."""
-    split = batch_axes(plan)
+def layout_request(plan: Plan, graph: Graph, captured: Captured) -> LayoutRequest:
+    """Batch inputs are cut over the data axes and time; parameters are used there in work that differs. From here on
+    the mesh is that of the strategies, which may split axes of the plan into sub-axes."""
+    styles = tensor_styles(plan, graph, plan_mesh(plan))
+    mesh = styles.mesh
+    split = mesh.parts(*batch_axes(plan))
     over = (*split, *((TIME,) if TIME in mesh.names else ()))
     dims = {spec.name: spec.batch_dim for spec in plan.inputs}
     layouts: dict[str, Layout] = {}
@@ -156,11 +159,11 @@ def layout_request(plan: Plan, mesh: Mesh, graph: Graph, captured: Captured) -> 
             layouts[value.name] = Layout((axis, Shard(dim)) for axis in over)
         elif value.kind == "param" and value.differentiable:
             layouts[value.name] = Layout((axis, V) for axis in over)
-    for name, layout in tensor_layouts(plan, graph).items():
+    for name, layout in styles.layouts.items():
         layouts[name] = Layout({**layouts.get(name, Layout()), **layout})
     time = TIME if TIME in mesh.names else None
     rows = next((v.shape[d] for v in graph.inputs if v.kind == "batch" and (d := dims[v.name]) is not None), 0)
-    placed = sequence_layouts(plan, graph, units(captured.lists, captured.modules, plan.segments))
+    placed = sequence_layouts(plan, graph, units(captured.lists, captured.modules, plan.segments), mesh)
     return LayoutRequest(mesh, split, layouts, time, rows if is_ragged(plan) else 0, placed)
 
 

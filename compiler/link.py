@@ -206,7 +206,7 @@ class _Linker:
         optimizer = plan.optimizer
         return Program(
             name=_stem(plan.path),
-            mesh={axis.name: axis.size for axis in plan.mesh},
+            mesh=dict(self.whole_mesh().axes),
             microbatches=plan.microbatches,
             batch=batch,
             rows=rows,
@@ -245,6 +245,11 @@ class _Linker:
             mode=plan.mode,
             streams=(stream,),
         )
+
+    def whole_mesh(self) -> Mesh:
+        """The plan's mesh, its axes of one rank included, split into sub-axes as the layouts have it."""
+        sizes = {axis.name: tuple(map(self.mesh.size, self.mesh.parts(axis.name))) for axis in self.plan.mesh}
+        return Mesh(tuple((axis.name, axis.size) for axis in self.plan.mesh)).split(sizes)
 
     def input(self, spec: InputSpec) -> Input:
         value = next((v for v in self.captured.graph.inputs if v.kind == "batch" and v.name == spec.name), None)

@@ -71,9 +71,10 @@ def identity_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value
 
 @backward("planc.vary")
 def vary_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
-    if tracer.mesh.size(node.args[1]) == 1:
+    axes = tuple(axis for axis in node.args[1] if tracer.mesh.size(axis) > 1)
+    if not axes:
         return {node.args[0]: gradients[0]}
-    return _like(tracer, node, gradients[0], "planc.all_reduce", (node.args[1],), "sum")
+    return _like(tracer, node, gradients[0], "planc.all_reduce", axes, "sum")
 
 
 @forward("planc.all_reduce")

@@ -61,23 +61,23 @@ def refined(
                 ways = math.prod(mesh.size(axis) for axis in shard_axes(layout, place, mesh))
                 dims = getattr(rule, side)[k]
                 if factor_at(place, dims, rule, value.shape, ways) is None:
-                    rule = _taken_apart(place, dims[place.dim], rule, value.shape[place.dim])
+                    rule = _taken_apart(place, dims[place.dim], rule, value.shape[place.dim], ways)
     return rule
 
 
-def _taken_apart(shard: Shard, names: tuple[str, ...], rule: Rule, size: int) -> Rule:
+def _taken_apart(shard: Shard, names: tuple[str, ...], rule: Rule, size: int, ways: int) -> Rule:
     """The rule with the factor that `shard` falls inside, if there is one, split into what is outside the cut, what
     is cut, and the unit. A factor that must be whole anyway stays as it is, and one that the operator itself reduces:
     it knows contiguous parts alone."""
-    count = size // (shard.outer * shard.unit)
     before, whole = 1, rule.fixed | rule.collective
     for name in names:
-        outer, after = shard.outer // before, size // (before * rule.sizes[name])
-        unit = shard.unit // after if shard.unit % after == 0 else 0
-        if shard.outer % before == 0 and outer * count * unit == rule.sizes[name] and name not in whole:
-            parts = {f"{name}/{k}": part for k, part in enumerate((outer, count, unit)) if part != 1}
-            return _replaced(rule, name, parts)
-        before *= rule.sizes[name]
+        after = before * rule.sizes[name]
+        # A unit of 1 may be one that was folded away, since the parts are even: then they may end with the factor.
+        end = after if shard.unit == 1 and after % (shard.outer * ways) == 0 else size // shard.unit
+        if shard.outer % before == 0 and after % end == 0 and end > shard.outer and name not in whole:
+            sizes = (shard.outer // before, end // shard.outer, after // end)
+            return _replaced(rule, name, {f"{name}/{k}": part for k, part in enumerate(sizes) if part != 1})
+        before = after
     return rule
 
 

@@ -72,9 +72,19 @@ Placement = Replicate | Varying | Partial | Shard
 R, V, P = Replicate(), Varying(), Partial()
 
 
+def axis_of(name: str) -> str:
+    """The axis of the plan that an axis of the mesh is (a part of): "tp" of "tp.0", and of "tp"."""
+    return name.partition(".")[0]
+
+
 @dataclass(frozen=True)
 class Mesh:
-    """Named axes and their sizes, outermost first. The micro-batch axis, if any, is in time, not over ranks."""
+    """Named axes and their sizes, outermost first. The micro-batch axis, if any, is in time, not over ranks.
+
+    An axis of the plan may be split into *sub-axes*, where not all of it can do the same: `tp=8` with two key/value
+    heads is `tp.0=2`, which cuts them, and `tp.1=4`, over which they are replicated. A sub-axis is an axis like any
+    other; only who speaks of the plan's axis asks for its `parts`.
+    """
 
     axes: tuple[tuple[str, int], ...]
 
@@ -87,6 +97,21 @@ class Mesh:
 
     def without(self, axis: str) -> Mesh:
         return Mesh(tuple(item for item in self.axes if item[0] != axis))
+
+    def parts(self, *axes: str) -> tuple[str, ...]:
+        """The axes of this mesh that these axes of the plan are made of, in the order of the mesh; those of one rank,
+        which a mesh may leave out, have none."""
+        return tuple(name for name in self.names if axis_of(name) in axes)
+
+    def split(self, sizes: Mapping[str, tuple[int, ...]]) -> Mesh:
+        """The mesh with axes split into sub-axes of these sizes, outermost first; one size alone changes nothing."""
+        found: list[tuple[str, int]] = []
+        for axis, size in self.axes:
+            parts = sizes.get(axis, (size,))
+            if math.prod(parts) != size:
+                raise ValueError(f"{parts} do not make {axis}={size}")
+            found += [(f"{axis}.{k}", part) for k, part in enumerate(parts)] if len(parts) > 1 else [(axis, size)]
+        return Mesh(tuple(found))
 
 
 class Layout(Mapping[str, Placement]):

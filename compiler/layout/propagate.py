@@ -30,7 +30,8 @@ from compiler.layout.rule import Dims, Rule, rule_of
 
 INFINITE = float("inf")
 ASKED_FOR = 1e6
-"""How much dearer than its bytes it is to undo a cut of a parameter: the plan made it, to divide the work."""
+"""How much dearer than its bytes it is to undo a cut of a parameter, which the plan made to divide the work, or to
+divide the work of a parameter that the plan wants used in the same way everywhere."""
 
 
 class TimeMixing(Exception):
@@ -114,6 +115,10 @@ class _Propagator:
         self.fallbacks: list[Node] = []
         self.decisions: dict[Any, Decision] = {}
         self.to_hoist: set[Value] = set()
+        # The axes that cut the data: there all weights are `V`, and it is the data that divides the work.
+        self.data_axes = {time_axis} | {
+            axis for value in graph.inputs if value.kind == "batch" for axis in layouts.get(value, ())
+        }
         for value in graph.inputs:
             new = Value(value.name, value.dtype, value.shape, value.kind, value.differentiable)
             new.layout = layouts.get(value, Layout())
@@ -151,7 +156,9 @@ class _Propagator:
         found = self.decisions.get(alike)
         if found is None:
             rule = refined(general, operands, [value.layout for value in operands], self.mesh)
-            choices = {axis: self.choose(axis, node, rule, operands) for axis in self.mesh.names}
+            choices: dict[str, Choice] = {}
+            for axis in self.mesh.names:
+                choices[axis] = self.choose(axis, node, rule, operands, choices)
             targets = [self.operand_layout(k, rule, operands, choices) for k in range(len(operands))]
             results = [
                 None if out is None or dims is None else self.result_layout(out, dims, rule, targets, choices)
@@ -162,7 +169,10 @@ class _Propagator:
 
     # -- choosing ------------------------------------------------------------------------------------------------
 
-    def choose(self, axis: str, node: Node, rule: Rule, operands: list[Value]) -> Choice:
+    def choose(
+        self, axis: str, node: Node, rule: Rule, operands: list[Value], chosen: Mapping[str, Choice]
+    ) -> Choice:
+        """The cheapest choice, given those on the axes outside this one."""
         asked = [k for k in range(len(operands)) if k not in rule.shape_only]
         places = [operands[k].layout[axis] for k in asked]
         if all(isinstance(place, (Replicate, Varying)) for place in places):
@@ -176,7 +186,7 @@ class _Propagator:
         if any(isinstance(place, Partial) for place in places):
             candidates += [Choice("pass", str(k)) for k in range(len(rule.linear))]
         candidates.append(Choice("whole"))
-        return min(candidates, key=lambda choice: self.cost(choice, axis, node, rule, operands, cuts))
+        return min(candidates, key=lambda choice: self.cost(choice, axis, node, rule, operands, cuts, chosen))
 
     def may_cut(self, factor: str, node: Node, rule: Rule) -> bool:
         """The gradient of a maximum over ranks is not local: only undifferentiated ones may be made so."""
@@ -198,6 +208,7 @@ class _Propagator:
         rule: Rule,
         operands: list[Value],
         cuts: Mapping[int, str | None],
+        chosen: Mapping[str, Choice],
     ) -> float:
         """What the choice makes communicate over the axis, in elements, forward and backward.
 
@@ -206,15 +217,32 @@ class _Propagator:
         total = 0.0
         for k, value in enumerate(operands):
             if choice.kind == "cut" and cuts.get(k) == choice.factor:
+                if self.gathered_outside(k, axis, rule, operands, chosen):
+                    total += 1.0 + self.move_cost(value, axis, V if value.differentiable else R)
                 continue
             target = self.operand_place(k, axis, rule, operands, {axis: choice})
             if target is None:
                 return INFINITE
+            if choice.kind == "cut" and axis not in self.data_axes and self.repeats(value, axis):
+                total += elements(value) * ASKED_FOR
             total += self.move_cost(value, axis, target)
         if choice.kind == "pass" and axis != self.time_axis and self.mesh.size(axis) > 1:
             # What passes is still to be reduced. Over micro-batches it is not: there terms accumulate.
             total += sum(2.0 * elements(out) for out in node.outputs if out is not None)
         return total
+
+    def repeats(self, value: Value, axis: str) -> bool:
+        """Whether the plan wants all ranks of an axis to do the same with a weight, which then is no work to divide."""
+        return isinstance(value.layout[axis], Varying) and self.moves.is_weight(value)
+
+    def gathered_outside(
+        self, k: int, axis: str, rule: Rule, operands: list[Value], chosen: Mapping[str, Choice]
+    ) -> bool:
+        """Whether an axis outside that cuts the same factor is gathered: cuts nest, so this one is gathered with it, and
+        to keep it means to cut again."""
+        place = operands[k].layout[axis]
+        outside = (a for a in chosen if isinstance(place, Shard) and operands[k].layout[a] == place)
+        return any(self.operand_place(k, a, rule, operands, chosen) != place for a in outside)
 
     def move_cost(self, value: Value, axis: str, target: Placement) -> float:
         place, size = value.layout[axis], float(elements(value))

@@ -200,9 +200,15 @@ class Redistributor:
         return plain and free and value.shape[now.dim] % ways == 0 and value.shape[place.dim] % ways == 0
 
     def casts(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
+        """To `V` over all axes that need it at once: their gradients then are summed in one step too."""
         now, place = value.layout[axis], target[axis]
-        if isinstance(now, Replicate) and value.differentiable and self.is_term(value, axis, target):
-            value = self.step("planc.vary", value, {axis: V}, (axis,), origin)
+        terms = tuple(
+            other
+            for other in self.mesh.names
+            if isinstance(value.layout[other], Replicate) and value.differentiable and self.is_term(value, other, target)
+        )
+        if axis in terms:
+            value = self.step("planc.vary", value, dict.fromkeys(terms, V), (terms,), origin)
         if isinstance(place, Varying) and not value.differentiable:
             return self.step("planc.alias", value, {axis: V}, (), origin)
         if isinstance(place, Partial) and isinstance(now, (Replicate, Varying)):

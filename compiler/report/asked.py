@@ -95,7 +95,7 @@ def _others(c: Compilation) -> Iterator[Asked]:
 
 def _tensor(c: Compilation) -> Iterator[Asked]:
     strategy = c.plan.tensor
-    axes = [axis for axis in strategy.axes if c.plan.axis_size(axis) > 1] if strategy is not None else []
+    axes = c.mesh.parts(*strategy.axes) if strategy is not None else ()
     if strategy is None or not axes:
         return
     cut = {p.name for p in c.program.parameters if any(set(x.axes) & set(axes) for x in parse_cuts(p.cuts))}

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from compiler.dsl.plan import Plan
 from compiler.ir.graph import Graph, Value
-from compiler.layout.placement import Layout, Shard
+from compiler.layout.placement import Layout, Mesh, Shard
 from compiler.segments.split import unit_of
 
 
-def sequence_layouts(plan: Plan, graph: Graph, units: Sequence[str]) -> dict[Value, Layout]:
+def sequence_layouts(plan: Plan, graph: Graph, units: Sequence[str], mesh: Mesh) -> dict[Value, Layout]:
     """What of its layout over the tensor axis each placed activation is given."""
     strategy = plan.tensor
-    axes = [axis for axis in strategy.axes if plan.axis_size(axis) > 1] if strategy and strategy.sequence else []
+    axes = mesh.parts(*strategy.axes) if strategy is not None and strategy.sequence else ()
     if not axes:
         return {}
     batch_dim = next((spec.batch_dim for spec in plan.inputs if spec.batch_dim is not None), 0)

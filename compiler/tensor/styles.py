@@ -12,15 +12,18 @@ the layouts (Megatron's f and g, the reduction of norm weights) is the business 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.diagnostics import Diagnostics, closest
 from compiler.dsl.plan import Pattern, Plan
 from compiler.ir.graph import Graph, Node, Value
 from compiler.layout.factors import shard_for
-from compiler.layout.placement import Layout, Shard
+from compiler.layout.placement import Layout, Mesh, Placement, R, Shard, V, normal
 from compiler.layout.rule import Rule, rule_of
+from compiler.tensor.divide import Division
+from compiler.tensor.indices import Index, follow, leaves
 
 STYLES = ("column", "row", "vocab", "replicate")
 
@@ -34,28 +37,66 @@ class Styled:
     pattern: Pattern
 
 
-def tensor_layouts(plan: Plan, graph: Graph) -> dict[str, Layout]:
-    """Layouts by parameter name over the tensor axis. Raises PlanError for a pattern that fits nothing."""
-    strategy = plan.tensor
-    if strategy is None:
-        return {}
-    axes = [axis for axis in strategy.axes if plan.axis_size(axis) > 1]
+@dataclass(frozen=True)
+class Styles:
+    """What the styles make of the mesh and of parameters, by name."""
+
+    mesh: Mesh
+    layouts: Mapping[str, Layout]
+
+
+def tensor_styles(plan: Plan, graph: Graph, mesh: Mesh) -> Styles:
+    """Where the plan's patterns put the parameters over the tensor axes, which this may split into sub-axes. Raises
+    PlanError for a pattern that fits nothing."""
+    axes = mesh.parts(*plan.tensor.axes) if plan.tensor is not None else ()
     if not axes:
-        return {}
+        return Styles(mesh, {})
     found = Diagnostics()
-    users = graph.users()
-    layouts: dict[str, Layout] = {}
-    for item in styled(plan, graph, found):
-        if item.style == "replicate" or item.value.name in layouts:
-            continue
-        ways = 1
-        for axis in axes:
-            ways *= plan.axis_size(axis)
-        shards = [s for node in users.get(item.value, ()) if (s := cut(item.style, item.value, node, ways)) is not None]
-        if shards:
-            layouts[item.value.name] = Layout((axis, shards[0]) for axis in axes)
+    cuts = style_cuts(plan, graph, found)
     found.raise_if_errors(plan.sources)
-    return layouts
+    known = follow(graph, {value: shard.dim for value, shard in cuts.items()})
+    runs = {value: [i for i in leaves(known[value][shard.dim]) if not i.whole] for value, shard in cuts.items()}
+    division = Division(mesh, axes)
+    for run in sorted(runs.values(), key=len, reverse=True):
+        division.divide(run)
+    mesh = mesh.split(division.sub_axes())
+    parts = mesh.parts(*axes)
+    layouts = {}
+    for value, shard in cuts.items():
+        indices = leaves(known[value][shard.dim])
+        if runs[value] or all(index.beside for index in indices):
+            layouts[value.name] = index_layout(value, shard.dim, indices, division, mesh, parts)
+        else:  # every operator that reads it needs all of it: cut as asked, and gathered behind the layer
+            layouts[value.name] = Layout((axis, shard) for axis in parts)
+    return Styles(mesh, layouts)
+
+
+def style_cuts(plan: Plan, graph: Graph, found: Diagnostics) -> dict[Value, Shard]:
+    """The dimension (whole: without regard to what it is made of) along which each named parameter is to be cut."""
+    users = graph.users()
+    cuts: dict[Value, Shard] = {}
+    for item in styled(plan, graph, found):
+        if item.style != "replicate" and item.value not in cuts:
+            shards = (cut(item.style, item.value, node) for node in users.get(item.value, ()))
+            shard = next(filter(None, shards), None)
+            if shard is not None:
+                cuts[item.value] = shard
+    return cuts
+
+
+def index_layout(
+    value: Value, dim: int, indices: Sequence[Index], division: Division, mesh: Mesh, axes: Sequence[str]
+) -> Layout:
+    """Each index cut over its axes. Over those that cut none of a parameter's, it is used in work that differs."""
+    places: dict[str, Placement] = {axis: V if value.differentiable else R for axis in axes}
+    outer = 1
+    for index in indices:
+        unit = value.shape[dim] // (outer * index.size)
+        over = division.cut_by(index, mesh)
+        ways = math.prod(mesh.size(axis) for axis in over)
+        places |= dict.fromkeys(over, normal(Shard(dim, outer, unit), value.shape[dim], ways))
+        outer *= index.size
+    return Layout(places)
 
 
 def styled(plan: Plan, graph: Graph, found: Diagnostics) -> Iterator[Styled]:
@@ -89,14 +130,14 @@ def report_no_match(found: Diagnostics, style: str, pattern: Pattern, parameters
     )
 
 
-def cut(style: str, value: Value, node: Node, ways: int) -> Shard | None:
+def cut(style: str, value: Value, node: Node) -> Shard | None:
     """The cut of `value` that the style asks for where `node` uses it, or None if there is none (a bias of a row)."""
     rule = rule_of(node)
     for k, operand in enumerate(node.inputs):
         if operand is value:
             factor = style_factor(style, k, rule)
             if factor is not None:
-                return shard_for(factor, rule.operands[k], rule, value.shape, ways)
+                return shard_for(factor, rule.operands[k], rule, value.shape, 1)
     return None
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.cuts import Cut
+from runtime.cuts import Cut, positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,8 @@ class Run:
 
 def runs(cuts: Sequence[Cut], size: int, sizes: Mapping[str, int], coords: Mapping[str, int]) -> list[Run]:
     """The runs of a dimension of `size` that the part under all its `cuts` holds, without padding."""
-    where = torch.arange(size)
-    # As in `runtime.cuts.positions`, but padding is -1, so that no entry seems to be held twice.
-    for cut in sorted(cuts, key=lambda cut: -cut.outer):
-        start, length = cut.part(sizes, coords)
-        chosen = torch.arange(start, start + length)
-        blocks = where.view(cut.outer, cut.count, -1)[:, chosen.clamp(max=max(cut.count - 1, 0))]
-        where = blocks.masked_fill((chosen >= cut.count).view(1, -1, 1), -1).reshape(-1)
+    # Padding is -1, so that no entry seems to be held twice.
+    where = positions(cuts, size, sizes, coords, torch.device("cpu"), mark_padding=True)
     real = torch.nonzero(where >= 0).view(-1)
     if not len(real):
         return []

@@ -259,7 +259,7 @@ class Collectives:
         if name == "alias":
             pair = (same, same)
         elif name == "vary":
-            pair = (same, moved(self.all_reduce, args, "sum"))
+            pair = (same, moved(self.all_reduce, *args, "sum"))
         elif name == "all_reduce":
             pair = (moved(self.all_reduce, *args), same)
         elif name == "all_gather":

@@ -77,7 +77,7 @@ def test_column_then_row_is_one_vary_and_one_all_reduce():
         propagated(MLP, dp=2, tp=2),
         """
         %n : float32[8, 16, 32] {dp: S(0)} = aten.rms_norm.default(%x, [32], %g, 1e-05)
-        %n.1 : float32[8, 16, 32] {dp: S(0), tp: V} = planc.vary(%n, 'tp')
+        %n.1 : float32[8, 16, 32] {dp: S(0), tp: V} = planc.vary(%n, ['tp'])
         %h : float32[8, 16, 64] {dp: S(0), tp: S(2)} = aten.linear.default(%n.1, %w1)
         %a : float32[8, 16, 64] {dp: S(0), tp: S(2)} = aten.silu.default(%h)
         %o : float32[8, 16, 32] {dp: S(0), tp: P} = aten.linear.default(%a, %w2)
@@ -93,7 +93,7 @@ def test_over_a_sequence_that_is_cut_they_are_a_gather_and_a_reduce_scatter():
     expect(
         propagated(text, dp=2, tp=2),
         """
-        %g.1 : float32[32] {dp: V, tp: V} = planc.vary(%g, 'tp')
+        %g.1 : float32[32] {dp: V, tp: V} = planc.vary(%g, ['tp'])
         %n : float32[8, 16, 32] {dp: S(0), tp: S(1)} = aten.rms_norm.default(%x, [32], %g.1, 1e-05)
         %n.1 : float32[8, 16, 32] {dp: S(0), tp: V} = planc.all_gather(%n, ['tp'], 1, 1, 16, 1)
         %h : float32[8, 16, 64] {dp: S(0), tp: S(2)} = aten.linear.default(%n.1, %w1)
@@ -206,7 +206,7 @@ def test_the_bias_of_a_row_cut_linear_is_added_by_one_rank():
     expect(
         graph,
         """
-        %b.1 : float32[16] {tp: V} = planc.vary(%b, 'tp')
+        %b.1 : float32[16] {tp: V} = planc.vary(%b, ['tp'])
         %b.1.1 : float32[16] {tp: P} = planc.first(%b.1, 'tp')
         %o : float32[8, 16] {tp: P} = aten.linear.default(%x, %w, %b.1.1)
         """,
@@ -248,7 +248,7 @@ def test_a_transposed_weight_is_cut_and_varied_at_the_parameter():
     expect(
         graph,
         """
-        %w.1 : float32[16, 32] {dp: V} = planc.vary(%w, 'dp')
+        %w.1 : float32[16, 32] {dp: V} = planc.vary(%w, ['dp'])
         %t.1 : float32[32, 16] {dp: V} = aten.permute.default(%w.1, [1, 0])
         %y : float32[8, 16] {dp: S(0)} = aten.mm.default(%x, %t.1)
         """,
@@ -321,7 +321,7 @@ def test_what_differs_over_an_axis_makes_all_that_meets_it_differ():
     expect(
         graph,
         """
-        %w.1 : float32[4] {tp: V} = planc.vary(%w, 'tp')
+        %w.1 : float32[4] {tp: V} = planc.vary(%w, ['tp'])
         %y : float32[4] {tp: V} = aten.mul.Tensor(%x, %w.1)
         """,
     )
