@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from compiler.analysis.ranges import input_range
-from compiler.autodiff.local import cuts_text, shape_of
+from compiler.autodiff.local import communicated_axes, cuts_text, shape_of
 from compiler.autodiff.partition import SegmentCode, partition
 from compiler.autodiff.trace import trace
 from compiler.autodiff.weight_split import SplitBackward, split_backward
@@ -243,8 +243,15 @@ class _Linker:
             train={k: v for k, v in vars(plan.train).items() if k not in ("span", "given")}
             | {"tail": plan.data.tail if plan.data is not None else "pad"},
             mode=plan.mode,
+            groups=self.groups(),
             streams=(stream,),
         )
+
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The sets of axes over which segments communicate."""
+        codes = [kind.code for kind in self.kinds.values()]
+        found = {communicated_axes(node) for code in codes for node in (*code.forward, *code.backward)}
+        return tuple(sorted(found - {()}))
 
     def whole_mesh(self) -> Mesh:
         """The plan's mesh, its axes of one rank included, split into sub-axes as the layouts have it."""

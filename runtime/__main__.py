@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"planc: {error}", file=sys.stderr)
         return 1
     if options.processes not in (None, program.world):
-        mesh = " ".join(f"{axis}={size}" for axis, size in program.mesh.items())
+        mesh = " ".join(f"{axis}={size}" for axis, size in program.axes.items())
         print(
             f"planc: {program.name} was compiled for {program.world} ranks ({mesh or 'no mesh'}), not "
             f"{options.processes}; compile it with another mesh: --set AXIS=N",

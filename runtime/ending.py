@@ -67,8 +67,8 @@ def summary(program: Program, dataset: Dataset, outcome: Outcome, found: Found, 
 
 def next_commands(program: Program, outcome: Outcome, found: Found, plan: str) -> dict[str, str]:
     """Commands that show more of what a plan is, and what each does."""
-    axis = next(iter(program.mesh), None)
-    other = f" --set {axis}={2 * program.mesh[axis]}" if axis is not None else ""
+    axis = next(iter(program.axes), None)
+    other = f" --set {axis}={2 * program.axes[axis]}" if axis is not None else ""
     hints = {
         f"planc inspect {plan}": "every value with its layout, every communication",
         f"planc verify {plan}{other}": "compare with one device: loss, gradients, parameters",

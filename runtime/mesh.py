@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 
+def axis_of(name: str) -> str:
+    """The axis of the plan that an axis of the mesh is (a part of): "tp" of "tp.0", and of "tp"."""
+    return name.partition(".")[0]
+
+
 @dataclass(frozen=True)
 class Mesh:
     """Named axes and their sizes, outermost first.

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from runtime.instructions import Instruction, format_stream, parse_stream
+from runtime.mesh import axis_of
 
 VERSION = 1
 
@@ -108,7 +109,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled plan."""
+    """A compiled plan.
+
+    `mesh`: an axis of the plan that is split into sub-axes appears as these, `tp.0` and `tp.1`. `groups`: the sets of
+    axes over which segments communicate.
+    """
 
     name: str
     mesh: dict[str, int]
@@ -135,10 +140,19 @@ class Program:
     opaque: tuple[str, ...] = ()
     widen: bool = False
     mode: str = "train"
+    groups: tuple[tuple[str, ...], ...] = ()
     stages: int = 1
     version: int = VERSION
     folder: Path | None = field(default=None, compare=False)
     streams: tuple[tuple[Instruction, ...], ...] = field(default=(), compare=False)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The mesh as the plan says it, with its axes whole."""
+        sizes: dict[str, int] = {}
+        for name, size in self.mesh.items():
+            sizes[axis_of(name)] = sizes.get(axis_of(name), 1) * size
+        return sizes
 
     @property
     def world(self) -> int:

@@ -46,7 +46,7 @@ class Session:
         kinds: Mapping[str, ModuleType] | None = None,
     ):  # fmt: skip
         if transport.size != program.world:
-            mesh = " ".join(f"{axis}={size}" for axis, size in program.mesh.items())
+            mesh = " ".join(f"{axis}={size}" for axis, size in program.axes.items())
             raise ProgramError(f"{program.name} needs {program.world} ranks ({mesh}), but {transport.size} are running")
         self.program, self.transport = program, transport
         self.mesh = Mesh(tuple(program.mesh.items()))
@@ -210,7 +210,7 @@ def make_optimizers(program: Program, state: RankState) -> dict[str, FlatOptimiz
 def used_groups(program: Program, mesh: Mesh) -> list[tuple[int, ...]]:
     """Every group that the program may communicate in, the same list on all ranks."""
     sets = {bucket.axes for bucket in program.buckets} | {output.axes for output in program.outputs}
-    sets |= {(axis,) for axis in mesh.names} | {program.batch_axes}
+    sets |= {(axis,) for axis in mesh.names} | {program.batch_axes, *program.groups}
     sets |= {tuple(a for a in buffer.average if a in mesh.names) for buffer in program.buffers}
     groups: dict[tuple[int, ...], None] = {}
     for axes in sorted(sets):

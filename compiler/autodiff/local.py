@@ -9,7 +9,27 @@ from compiler.ir.graph import Node, Value
 from compiler.layout.placement import Layout, Mesh, Shard, local_shape, shard_axes
 from compiler.layout.redistribute import held_cut
 from compiler.layout.rule import rule_of
-from runtime.cuts import Cut
+from runtime.cuts import Cut, parse_cuts
+
+COMMUNICATES = {
+    "planc.all_reduce": 1,
+    "planc.all_gather": 1,
+    "planc.reduce_scatter": 1,
+    "planc.all_to_all": 1,
+    "planc.cross_entropy": -1,
+    "planc.cross_entropy_backward": -1,
+}
+"""Operators of local code that communicate, and which argument says over what: axes, an axis, or a cut."""
+
+
+def communicated_axes(node: Node) -> tuple[str, ...]:
+    """The axes over which a node of local code communicates, if any."""
+    if node.op not in COMMUNICATES:
+        return ()
+    over = node.args[COMMUNICATES[node.op]]
+    if isinstance(over, str):
+        return parse_cuts(over)[0].axes if ":" in over else (over,)
+    return tuple(over)
 
 
 def shape_of(value: Value, mesh: Mesh) -> tuple[int, ...]:

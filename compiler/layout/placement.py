@@ -24,6 +24,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from runtime.mesh import axis_of
+
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
@@ -70,11 +72,6 @@ class Shard:
 
 Placement = Replicate | Varying | Partial | Shard
 R, V, P = Replicate(), Varying(), Partial()
-
-
-def axis_of(name: str) -> str:
-    """The axis of the plan that an axis of the mesh is (a part of): "tp" of "tp.0", and of "tp"."""
-    return name.partition(".")[0]
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class _Propagator:
         self.to_hoist: set[Value] = set()
         # The axes that cut the data: there all weights are `V`, and it is the data that divides the work.
         self.data_axes = {time_axis} | {
-            axis for value in graph.inputs if value.kind == "batch" for axis in layouts.get(value, ())
+            axis for value in graph.inputs if value.kind != "param" for axis in layouts.get(value, ())
         }
         for value in graph.inputs:
             new = Value(value.name, value.dtype, value.shape, value.kind, value.differentiable)

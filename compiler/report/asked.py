@@ -98,6 +98,10 @@ def _tensor(c: Compilation) -> Iterator[Asked]:
     axes = c.mesh.parts(*strategy.axes) if strategy is not None else ()
     if strategy is None or not axes:
         return
+    for axis in strategy.axes:
+        if len(parts := c.mesh.parts(axis)) > 1:
+            sizes = " ".join(f"{part}={c.mesh.size(part)}" for part in parts)
+            yield Asked(f"tensor over {axis}", APPLIED, f"in sub-axes {sizes}, for what does not divide by {axis}")
     cut = {p.name for p in c.program.parameters if any(set(x.axes) & set(axes) for x in parse_cuts(p.cuts))}
     named: set[str] = set()
     for style in ("column", "row", "vocab", "replicate"):

@@ -67,7 +67,7 @@ def print_compilation(console: Console, compilation: Compilation, folder: Any = 
     distinct = sum(kind.name != "prologue" for kind in compilation.linked.kinds.values())
     trained = sum(math.prod(p.shape) for p in program.parameters if p.trained)
     total = sum(math.prod(p.shape) for p in program.parameters)
-    mesh = " ".join(f"{axis}={size}" for axis, size in program.mesh.items()) or "one device"
+    mesh = " ".join(f"{axis}={size}" for axis, size in program.axes.items()) or "one device"
     shown = f"{count(total)} parameters" + (f" ({count(trained)} trained)" if trained != total else "")
     console.print(
         f"{program.name}: {shown}, mesh {mesh}, {len(program.calls)} segments ({distinct} distinct), "
@@ -91,7 +91,7 @@ def compilation_json(compilation: Compilation, folder: Any = None) -> dict[str, 
     return {
         "name": program.name,
         "folder": str(folder) if folder is not None else None,
-        "mesh": program.mesh,
+        "mesh": program.axes,
         "parameters": sum(math.prod(p.shape) for p in program.parameters),
         "segments": len(program.calls),
         "distinct_segments": len(compilation.linked.kinds),

@@ -37,7 +37,7 @@ def save(session: Session, path: Path, data_state: Mapping[str, Any] | None) -> 
         optimizer_step=max((optimizer.step_count for optimizer in session.optimizers.values()), default=0),
         seed=session.context.seed,
         name=program.name,
-        mesh=dict(program.mesh),
+        mesh=program.axes,
         plan=plan.read_text() if plan is not None and plan.exists() else None,
         data=dict(data_state) if data_state is not None else None,
         ties=dict(program.ties),

@@ -9,7 +9,7 @@ from typing import Any
 
 from compiler.ir.graph import Node, Value
 from compiler.layout.rule import Dims, LocalShapes, Rule, einsum, rule, whole
-from compiler.layout.rules.signature import arguments, linear_in, positions
+from compiler.layout.rules.signature import arguments, linear_in, positions, with_arguments
 
 FIRST = (frozenset({0}),)
 """Moving elements about is linear: partial sums may pass."""
@@ -319,7 +319,7 @@ def repeat(node: Node) -> Rule:
 
 @rule("aten.repeat_interleave.self_int")
 def repeat_interleave(node: Node) -> Rule:
-    """Each element becomes a block: the operand's dimension is the outer factor."""
+    """Each element becomes a block: the operand's dimension is the outer factor. The block may be cut, too."""
     dim = arguments(node)["dim"]
     if dim is None:
         return along(node, None, linear=FIRST) if len(node.inputs[0].shape) == 1 else whole(node)
@@ -327,4 +327,13 @@ def repeat_interleave(node: Node) -> Rule:
     names = [f"d{k}" for k in range(rank)]
     blocked = [f"(d{k} r)" if k == dim % rank else f"d{k}" for k in range(rank)]
     text = f"{' '.join(names)} -> {' '.join(blocked)}"
-    return einsum(node, text, {"r": node.args[1]}, linear=FIRST, fixed=frozenset({"r"}))
+    return einsum(node, text, {"r": node.args[1]}, linear=FIRST, localize=local_repeats, cheap=True)
+
+
+def local_repeats(node: Node, shapes: LocalShapes) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """As often as the local block is long."""
+    given = arguments(node)
+    dim = given["dim"] % len(node.inputs[0].shape)
+    before = shapes(node.inputs[0])[dim]
+    repeats = shapes(only(node))[dim] // before if before else 1
+    return with_arguments(node, repeats=repeats, output_size=None)
