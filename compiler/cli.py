@@ -103,8 +103,10 @@ def terminal() -> Console:
 
 def do_check(options: argparse.Namespace) -> int:
     from compiler.dsl import load
+    from compiler.schedule.planned import check_schedule
 
     plan = load(options.plan, options.sets)
+    check_schedule(plan)
     if options.json:
         print(json.dumps({"diagnostics": to_json(plan.warnings)}, indent=2))
         return 0

@@ -207,6 +207,12 @@ def test_inspect_the_schedule_of_a_file(capsys: Captured, folder: Path) -> None:
     assert status == 1 and not out and "error[E221]: there is no micro-batch 3" in err and "own.csv:2:21" in err
 
 
+def test_check_reads_the_schedule(capsys: Captured, folder: Path) -> None:
+    (folder / "pipe.plan").write_text(PIPELINE.replace("1f1b", '"own.csv"'))
+    status, _, err = planc(capsys, "check", "pipe.plan")
+    assert status == 1 and "error[E221]: there is no schedule file own.csv" in err
+
+
 def test_no_schedule_without_a_pipeline(capsys: Captured) -> None:
     status, out, err = planc(capsys, "inspect", "tiny.plan", "--level", "schedule")
     assert status == 2 and not out and "has no `pipeline`" in err

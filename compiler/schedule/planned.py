@@ -37,6 +37,12 @@ def plan_schedule(plan: Plan, costs: StageCosts | None = None) -> Pipeline:
         raise PlanError([Diagnostic("error", "E220", error.message, place, help=help)], plan.sources) from error
 
 
+def check_schedule(plan: Plan) -> None:
+    """What can be said of a plan's schedule before its stages are known. Raises PlanError."""
+    if plan.pipeline is not None and plan.pipeline.schedule != "auto":
+        plan_schedule(plan)
+
+
 def read_schedule(plan: Plan, ranks: int) -> Pipeline:
     """The schedule in the file that the plan names. Raises PlanError."""
     strategy = plan.pipeline

@@ -1,12 +1,15 @@
 """Schedules in files: what is read, and what is said about mistakes."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compiler.diagnostics import Diagnostics, PlanError, render
 from compiler.dsl import load
 from compiler.schedule.named import NAMED, make_schedule
 from compiler.schedule.planned import plan_schedule
 from compiler.schedule.table import parse_table
+from compiler.schedule.timing import simulate
 
 PLAN = """
 model "m:M"
@@ -73,6 +76,15 @@ def test_mistakes(text, wrong):
     schedule, found = read(text)
     assert found == wrong
     assert schedule is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("0123FBIWfx,;()#\n \x00é", max_size=60), st.integers(1, 3), st.integers(1, 3))
+def test_any_text_is_read_or_refused(text, ranks, microbatches):
+    schedule, wrong = read(text, ranks, microbatches)
+    assert (schedule is None) == bool(wrong)
+    if schedule is not None:
+        simulate(schedule)
 
 
 def test_a_plan_with_a_file(tmp_path):
