@@ -18,10 +18,12 @@ from compiler.ir.graph import Graph, Value
 from compiler.layout.placement import Layout, Mesh, Partial, Varying
 from compiler.passes.assign_layouts import Assigned, LayoutRequest
 from compiler.recompute import policy_for
-from compiler.schedule.buckets import Trained, make_buckets
-from compiler.schedule.stream import CallInfo, data_parallel_stream
+from compiler.schedule.buckets import Alike, Member, make_buckets
+from compiler.schedule.stream import StreamRequest, one_after_the_other, stream
+from compiler.schedule.work import CallInfo
 from compiler.segments.canonical import canonical, first_site, key
 from compiler.segments.split import Segment, split, units
+from compiler.zero import sharding
 from runtime.context import TIME
 from runtime.program import Bucket, Buffer, Call, Input, Output, Parameter, Program
 
@@ -63,6 +65,7 @@ class _Linker:
         self.kinds: dict[str, Kind] = {}
         self.by_key: dict[tuple[str, tuple[bool, ...], str], Kind] = {}
         self.slots: dict[Value, str] = {}
+        self.zero = sharding(plan, self.mesh)
 
     def link(self) -> Linked:
         main = self.assigned.main
@@ -152,21 +155,29 @@ class _Linker:
         return tuple(found)
 
     def buckets(self, infos: Sequence[CallInfo], parameters: Sequence[Parameter]) -> tuple[Bucket, ...]:
-        order: dict[str, None] = {}
+        """Of trained parameters, and of those that ZeRO cuts, in the order in which their gradients become final."""
+        users: dict[str, list[str]] = {}
         for info in reversed(infos):
-            for reference in reversed(info.call.gradients):
-                if reference.startswith("param:"):
-                    name = reference.removeprefix("param:")
-                    order.pop(name, None)  # a later use in this order makes the gradient final
-                    order[name] = None
+            for name in reversed(dict.fromkeys(info.parameters)):
+                users.setdefault(name, []).append(info.call.name)
+                users[name] = users.pop(name)  # a later use in this order makes the gradient final
         values = {value.name: value for value in self.assigned.main.inputs if value.kind == "param"}
-        trained = {
-            p.name: Trained(p.name, shape_of(values[p.name], self.mesh), p.dtype, self.reduce_axes(values[p.name]))
-            for p in parameters
-            if p.trained
-        }
-        cap = self.plan.data.bucket if self.plan.data is not None else 25_000_000
-        return make_buckets(list(order), trained, cap, self.decays)
+        specs = {spec.name: spec for spec in parameters}
+        members = []
+        for name, calls in users.items():
+            value, spec = values[name], specs[name]
+            shard = self.zero.of(value, spec.trained)
+            if not (spec.trained or shard):
+                continue
+            axes = self.reduce_axes(value) if spec.trained else ()
+            alike = Alike(spec.dtype, axes, shard, self.zero.stage if shard else 0, spec.trained, spec.stages)
+            members.append(Member(name, shape_of(value, self.mesh), alike, tuple(reversed(calls))))
+        return make_buckets(members, self.bucket_size, self.decays)
+
+    @property
+    def bucket_size(self) -> int:
+        strategy = self.plan.zero if self.zero.stage else self.plan.data
+        return strategy.bucket if strategy is not None else 25_000_000
 
     def reduce_axes(self, value: Value) -> tuple[str, ...]:
         layout = value.layout or Layout()
@@ -196,10 +207,18 @@ class _Linker:
         kept = {output.slot for output in outputs} | {b.update for b in buffers if b.update is not None}
         trains = plan.mode == "train"
         clip = {k: v for k, v in vars(plan.clip).items() if k.startswith("grad_") and v is not None} if plan.clip else {}
-        stream = data_parallel_stream(
-            infos, buckets, plan.microbatches, prologue is not None, bool(clip) and trains,
-            plan.optimizer is not None and trains, any(b.update for b in buffers), frozenset(kept),
-        )  # fmt: skip
+        request = StreamRequest(
+            buckets,
+            has_prologue=prologue is not None,
+            clip=bool(clip) and trains,
+            optimizer=plan.optimizer is not None and trains,
+            updates=any(b.update for b in buffers),
+            kept=kept,
+            prefetch=self.zero.prefetch,
+            gather_once=self.zero.gather_once,
+            scatter=self.zero.scatter,
+        )
+        work = one_after_the_other(infos, plan.microbatches)
         rows = next((s.shape[s.batch_dim] for s in plan.inputs if s.batch_dim is not None), 1)
         inputs = tuple(self.input(spec) for spec in plan.inputs)
         batch = next((i.shape[i.batch_dim] for i in inputs if i.batch_dim is not None), 1)
@@ -244,7 +263,7 @@ class _Linker:
             | {"tail": plan.data.tail if plan.data is not None else "pad"},
             mode=plan.mode,
             groups=self.groups(),
-            streams=(stream,),
+            streams=(stream(work, request),),
         )
 
     def groups(self) -> tuple[tuple[str, ...], ...]:

@@ -21,7 +21,7 @@ declare_codes(
     }
 )
 
-STRATEGIES = {"zero": "ZeRO", "context": "context parallelism", "pipeline": "pipelines"}
+STRATEGIES = {"context": "context parallelism", "pipeline": "pipelines"}
 
 
 def check_supported(plan: Plan) -> list[Diagnostic]:
@@ -38,6 +38,7 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
                 help=f"remove the statement, or set its axis to 1: --set {strategy.axes[0]}=1",
             )
     _check_tensor(plan, found)
+    _check_zero(plan, found)
     for option in plan.precision.given:
         found.error("E201", f"`precision {{ {option} }}` is not supported yet", plan.precision.given[option])
     for rule in plan.recompute:
@@ -49,6 +50,16 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
         found.error("E201", "`mode = forward` is not supported yet")
     found.raise_if_errors(plan.sources)
     return found.warnings
+
+
+def _check_zero(plan: Plan, found: Diagnostics) -> None:
+    zero = plan.zero
+    if zero is None or all(plan.axis_size(axis) == 1 for axis in zero.axes):
+        return
+    if zero.offload != "none":
+        found.error("E201", "`offload` is not supported yet", zero.given["offload"])
+    if zero.hybrid:
+        found.error("E201", "`hybrid` is not supported yet", zero.given["hybrid"])
 
 
 def _check_tensor(plan: Plan, found: Diagnostics) -> None:

@@ -26,8 +26,10 @@ TIME = "micro"
 class RankContext:
     """`coords` has the rank's coordinate on each axis, and the current micro-batch under "micro"."""
 
-    def __init__(self, mesh: Mesh, transport: Transport, microbatches: int, seed: int, batch: int):
-        self.mesh, self.transport = mesh, transport
+    def __init__(
+        self, mesh: Mesh, transport: Transport, microbatches: int, seed: int, batch: int, pipeline: str = ""
+    ):  # fmt: skip
+        self.mesh, self.transport, self.pipeline = mesh, transport, pipeline
         self.device = transport.device
         self.sizes = dict(mesh.axes) | {TIME: microbatches}
         self.coords = mesh.coords(transport.rank) | {TIME: 0}
@@ -36,14 +38,19 @@ class RankContext:
         self.where = ""
         self.opaque_modules: Mapping[str, Any] = {}
         self.targets: list[tuple[Tensor, bool] | None] = []
-        self._groups: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._groups: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[int, ...]] = {}
         self._tapes: dict[int, Any] = {}
         self._index_cache: dict[Any, list[Tensor]] = {}
 
-    def group(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        if axes not in self._groups:
-            self._groups[axes] = self.mesh.group(self.transport.rank, axes)
-        return self._groups[axes]
+    def group(self, axes: tuple[str, ...], stages: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """The ranks over `axes`; of those over the pipeline's only the given stages."""
+        if (axes, stages) not in self._groups:
+            self._groups[axes, stages] = stage_group(self.mesh, self.transport.rank, axes, self.pipeline, stages)
+        return self._groups[axes, stages]
+
+    def peer(self, axis: str, index: int) -> int:
+        """The rank at `index` on one axis, and here on all others."""
+        return self.mesh.rank({**{name: self.coords[name] for name in self.mesh.names}, axis: index})
 
     # -- communication -------------------------------------------------------------------------------------------
 
@@ -241,6 +248,14 @@ class RankContext:
         with torch.enable_grad():
             found = torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
         return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found))
+
+
+def stage_group(
+    mesh: Mesh, rank: int, axes: tuple[str, ...], pipeline: str, stages: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The ranks over `axes` that are on one of `stages`, where the pipeline's axis is among them."""
+    members = mesh.group(rank, axes)
+    return tuple(m for m in members if mesh.coords(m)[pipeline] in stages) if pipeline in axes and stages else members
 
 
 def _extreme(dtype: torch.dtype, sign: int) -> float | int | bool:

@@ -7,6 +7,7 @@ they arrive, those of parameters go straight into the flat buffer of their bucke
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 
 from runtime.context import TIME, RankContext
-from runtime.cuts import parse_cuts
 from runtime.instructions import OPERATIONS, Instruction
 from runtime.optimizer import FlatOptimizer, clip_coefficient, local_square_sum
 from runtime.program import Call, Output, Program
@@ -47,6 +47,11 @@ class _Micro:
     saved: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     kept: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
+    def add(self, slot: str, gradient: Tensor) -> None:
+        """Gradients of a slot are summed as they arrive."""
+        known = self.gradients.get(slot)
+        self.gradients[slot] = gradient if known is None else known + gradient
+
 
 def load_kinds(program: Program) -> dict[str, ModuleType]:
     """The generated modules of a program, by kind."""
@@ -69,14 +74,14 @@ class Executor:
 
     def __init__(
         self, program: Program, kinds: Mapping[str, ModuleType], context: RankContext, state: RankState,
-        optimizers: Mapping[str, FlatOptimizer], stage: int = 0,
+        optimizers: Mapping[str, FlatOptimizer],
     ):  # fmt: skip
         self.program, self.kinds, self.context, self.state = program, kinds, context, state
         self.optimizers = optimizers
-        self.stream = program.streams[stage]
+        self.stream = program.streams[state.stage]
         self.calls = {call.name: call for call in program.calls}
-        self.buckets = {bucket.name: bucket for bucket in program.buckets}
         self.outputs = {output.slot: output for output in program.outputs}
+        self.messages = {message.slot: message for message in program.messages}
         self.inputs = {spec.name: spec for spec in program.inputs}
         self.actions: dict[str, Callable[[Instruction], None]] = {op: getattr(self, f"do_{op}") for op in OPERATIONS}
 
@@ -90,7 +95,8 @@ class Executor:
         self.micros = [_Micro() for _ in range(self.program.microbatches)]
         self.once: dict[str, Tensor] = {}
         self.touched: set[str] = set()
-        self.works: dict[str, Work] = {}
+        self.arrived: set[str] = set()
+        self.pending: dict[Instruction, tuple[Work, Callable[[], None]]] = {}
         self.reported: dict[str, Tensor] = {}
         self.coefficient: Tensor | None = None
         self.norm: Tensor | None = None
@@ -205,10 +211,8 @@ class Executor:
                 self.touched.add(reference.removeprefix("param:"))
             elif reference.startswith("param:"):
                 self.accumulate(reference.removeprefix("param:"), gradient)
-            elif reference in micro.gradients:
-                micro.gradients[reference] = micro.gradients[reference] + gradient
             else:
-                micro.gradients[reference] = gradient
+                micro.add(reference, gradient)
 
     def cotangent(self, micro: _Micro, slot: str) -> Tensor:
         """The gradient of a result: 1 for the loss, else what its readers gave."""
@@ -221,11 +225,11 @@ class Executor:
     def target(self, reference: str) -> tuple[Tensor, bool] | None:
         """Where a parameter's gradient goes, and whether it is the first of this step."""
         kind, _, name = reference.partition(":")
-        return (self.state.gradient_views[name], name not in self.touched) if kind == "param" else None
+        return (self.state.gradient(name), name not in self.touched) if kind == "param" else None
 
     def accumulate(self, name: str, gradient: Tensor) -> None:
-        """The first gradient of a step overwrites what the buffer held, later ones add to it."""
-        view = self.state.gradient_views[name]
+        """The first gradient of a step (or since `begin`) overwrites what the buffer held, later ones add to it."""
+        view = self.state.gradient(name)
         if name in self.touched:
             view.add_(gradient)
         else:
@@ -238,24 +242,90 @@ class Executor:
         for name in instruction.targets:
             slots.pop(name, None)
 
-    # -- gradients and the optimizer -----------------------------------------------------------------------------
+    # -- communication -------------------------------------------------------------------------------------------
 
-    def do_reduce(self, instruction: Instruction) -> None:
-        bucket = self.buckets[instruction.target]
-        self.works[bucket.name] = self.context.transport.all_reduce(
-            self.state.gradients[bucket.name],
-            self.context.group(bucket.axes),
-            wait=False,
-            label=f"{instruction} over {','.join(bucket.axes)} (step {self.context.step})",
-        )
+    def start(self, instruction: Instruction, work: Work, done: Callable[[], None] = lambda: None) -> None:
+        """Remember what is under way; `done` is called when it has been waited for."""
+        self.pending[instruction] = (work, done)
 
     def do_wait(self, instruction: Instruction) -> None:
-        self.works.pop(instruction.target).wait()
+        work, done = self.pending.pop(instruction.waited)
+        work.wait()
+        done()
+
+    def label(self, instruction: Instruction, axes: tuple[str, ...]) -> str:
+        return f"{instruction} over {','.join(axes)} (step {self.context.step})"
+
+    def do_gather(self, instruction: Instruction) -> None:
+        store = self.state.stores[instruction.target]
+        axes = store.bucket.shard
+        group, label = self.context.group(axes), self.label(instruction, axes)
+        work = self.context.transport.all_gather(store.open(), store.shard, group, wait=False, label=label)
+        self.start(instruction, work)
+
+    def do_free(self, instruction: Instruction) -> None:
+        self.state.stores[instruction.target].close()
+
+    def do_begin(self, instruction: Instruction) -> None:
+        store = self.state.stores[instruction.target]
+        store.begin()
+        self.touched -= set(store.bucket.parameters)
+
+    def do_reduce(self, instruction: Instruction) -> None:
+        store = self.state.stores[instruction.target]
+        bucket, transport = store.bucket, self.context.transport
+        axes = bucket.shard or bucket.axes
+        group, label = self.context.group(axes, bucket.stages), self.label(instruction, axes)
+        assert store.gradient is not None
+        if not bucket.shard:
+            self.start(instruction, transport.all_reduce(store.gradient, group, wait=False, label=label))
+            return
+        out = store.arrive(bucket.name not in self.arrived)
+        self.arrived.add(bucket.name)
+        work = transport.reduce_scatter(out, store.gradient, group, wait=False, label=label)
+        self.start(instruction, work, store.arrived)
+
+    def do_reduce_across(self, instruction: Instruction) -> None:
+        store = self.state.stores[instruction.target]
+        axes = store.bucket.across
+        assert store.reduced is not None
+        work = self.context.transport.all_reduce(
+            store.reduced, self.context.group(axes, store.bucket.stages), wait=False, label=self.label(instruction, axes)
+        )
+        self.start(instruction, work)
+
+    def do_send(self, instruction: Instruction) -> None:
+        assert instruction.micro is not None and instruction.peer is not None
+        micro, name = self.micros[instruction.micro], instruction.target
+        tensor = micro.gradients.pop(name.removeprefix("d:")) if name.startswith("d:") else micro.slots[name]
+        rank = self.context.peer(self.program.pipeline, instruction.peer)
+        # The work keeps the tensor until it has been sent.
+        self.start(
+            instruction, self.context.transport.send(tensor, rank, wait=False, label=f"{instruction} (step {self.context.step})")
+        )
+
+    def do_recv(self, instruction: Instruction) -> None:
+        assert instruction.micro is not None and instruction.peer is not None
+        micro, name = self.micros[instruction.micro], instruction.target
+        message = self.messages[name]
+        tensor = torch.empty(message.shape, dtype=getattr(torch, message.dtype), device=self.context.device)
+        rank = self.context.peer(self.program.pipeline, instruction.peer)
+        work = self.context.transport.recv(tensor, rank, wait=False, label=f"{instruction} (step {self.context.step})")
+
+        def arrived() -> None:
+            if name.startswith("d:"):
+                micro.add(name.removeprefix("d:"), tensor)
+            else:
+                micro.slots[name] = tensor
+
+        self.start(instruction, work, arrived)
+
+    # -- gradients and the optimizer -----------------------------------------------------------------------------
 
     def do_clip(self, instruction: Instruction) -> None:
         """One norm over every element of the model, each counted once (Pascanu et al. 2013)."""
         clip = self.program.clip or {}
-        gradients = list(self.state.gradients.values())
+        gradients = [store.reduced for store in self.state.stores.values() if store.reduced is not None]
         if "grad_value" in clip:
             for gradient in gradients:
                 gradient.clamp_(-clip["grad_value"], clip["grad_value"])
@@ -266,13 +336,17 @@ class Executor:
                 torch._foreach_mul_(gradients, self.coefficient)
 
     def global_norm(self) -> Tensor:
-        """The 2-norm of all gradients; where parameters are cut over axes, their parts are summed over those."""
-        by_axes: dict[tuple[str, ...], list[Tensor]] = {}
-        specs = {p.name: p for p in self.program.parameters}
-        for bucket in self.program.buckets:
-            for name in bucket.parameters:
-                axes = tuple(axis for cut in parse_cuts(specs[name].cuts) for axis in cut.axes)
-                by_axes.setdefault(axes, []).append(self.state.gradient_views[name])
+        """The 2-norm of all gradients. Where parameters are cut over axes, or lie on several stages, their parts are
+        summed over those; a parameter that several stages hold counts on the first."""
+        norm_axes = self.program.norm_axes
+        by_axes: dict[tuple[str, ...], list[Tensor]] = {axes: [] for axes in sorted(set(norm_axes.values()))}
+        for store in self.state.stores.values():
+            if store.reduced is None or self.state.stage != store.bucket.stages[0]:
+                continue
+            for name in store.bucket.parameters:
+                span = store.spans[name]
+                start, end = store.inside(span.start, span.end)
+                by_axes[norm_axes[name]].append(store.reduced[start:end])
         total = torch.zeros((), dtype=torch.float64, device=self.context.device)
         for axes, gradients in by_axes.items():
             part = local_square_sum(gradients).to(total)
@@ -282,10 +356,11 @@ class Executor:
         return total.sqrt()
 
     def do_step(self, instruction: Instruction) -> None:
-        bucket = self.buckets[instruction.target]
-        gradients = [self.state.gradients[bucket.name][s:e] for _, s, e, _ in self.state.decay_ranges(bucket)]
+        store = self.state.stores[instruction.target]
+        assert store.reduced is not None
+        gradients = [store.reduced[start:end] for _, start, end, _ in store.decays()]
         scale = 1.0 if self.coefficient is None else self.coefficient
-        self.optimizers[bucket.name].step(self.lr, gradients, grad_scale=scale)
+        self.optimizers[instruction.target].step(self.lr, gradients, grad_scale=scale)
 
     # -- buffers and reports -------------------------------------------------------------------------------------
 
@@ -299,7 +374,7 @@ class Executor:
 
     def do_update(self, instruction: Instruction) -> None:
         for buffer in self.program.buffers:
-            if buffer.update is None:
+            if buffer.update is None or buffer.stage != self.state.stage:
                 continue
             if buffer.average:
                 parts = [micro.slots[buffer.update] for micro in self.micros]
@@ -318,7 +393,9 @@ class Executor:
         for output in self.program.outputs:
             sets.setdefault((output.axes, output.op), []).append(output)
         for (axes, op), outputs in sets.items():
-            packed = torch.stack([self.reported[o.name].to(torch.float64) for o in outputs])
+            # What another pipeline stage makes adds nothing here.
+            nothing = torch.full((), 0.0 if op == "sum" else -math.inf, dtype=torch.float64, device=self.context.device)
+            packed = torch.stack([self.reported.get(o.name, nothing).to(torch.float64) for o in outputs])
             if axes:
                 packed = self.context.all_reduce(packed, axes, op)
             found.update(zip((o.name for o in outputs), packed.tolist()))

@@ -16,11 +16,13 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from runtime.cuts import parse_cuts
 from runtime.instructions import Instruction, format_stream, parse_stream
 from runtime.mesh import axis_of
 
@@ -49,19 +51,21 @@ class Input:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter by its logical name. `cuts` say which part a rank holds; `trained`: the optimizer updates it."""
+    """A parameter by its logical name. `cuts` say which part a rank holds; `trained`: the optimizer updates it.
+    `stages`: the pipeline stages that hold it."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     trained: bool
     cuts: str = ""
+    stages: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer. `update`: the slot with its new contents at the end of a step; `average`: the axes (and "micro") over
-    which parts with statistics of their own are averaged (`local_statistics`)."""
+    """A buffer. `update`: the slot with its new contents at the end of a step, on pipeline stage `stage`; `average`: the
+    axes (and "micro") over which parts with statistics of their own are averaged (`local_statistics`)."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,22 +73,26 @@ class Buffer:
     persistent: bool = True
     update: str | None = None
     average: tuple[str, ...] = ()
+    stage: int = 0
 
 
 @dataclass(frozen=True)
 class Output:
-    """A scalar that the step reports: the sum (or maximum) of a slot over micro-batches and over `axes`."""
+    """A scalar that the step reports: the sum (or maximum) of a slot over micro-batches and over `axes`. Pipeline stage
+    `stage` makes it."""
 
     name: str
     slot: str
     axes: tuple[str, ...] = ()
     op: str = "sum"
+    stage: int = 0
 
 
 @dataclass(frozen=True)
 class Call:
     """One use of a kind's code. `arguments` and `results` are references in the order of the code's own; `gradients`
-    are the references of the arguments that get a gradient. `site` is the first random site of this call."""
+    are the references of the arguments that get a gradient. `site` is the first random site of this call. `stage` is the
+    pipeline stage that runs it."""
 
     name: str
     kind: str
@@ -92,12 +100,28 @@ class Call:
     results: tuple[str, ...]
     gradients: tuple[str, ...] = ()
     site: int = 0
+    stage: int = 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """A slot, or the gradient of one ("d:layers.3/x"), that pipeline stages send each other: one rank's part of it."""
+
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters whose gradients are reduced together over `axes`, in one flat buffer. The first `decayed` of
-    `parameters` have weight decay."""
+    """Parameters in one flat buffer, whose gradients are reduced together over `axes`. The first `decayed` of
+    `parameters` have weight decay. Pipeline stages `stages` have a copy each.
+
+    ZeRO cuts the flat buffer, padded to a multiple, over the axes `shard`: with `zero` = 1 the optimizer's state, with 2
+    the gradients too, with 3 also the parameters. `dtype` is what the code reads, `reduce` that of the gradients and
+    `master` that of the parameters that the optimizer updates; both are `dtype` if empty. A bucket that is not `trained`
+    has parameters alone.
+    """
 
     name: str
     dtype: str
@@ -105,6 +129,17 @@ class Bucket:
     parameters: tuple[str, ...]
     decayed: int
     numel: int
+    shard: tuple[str, ...] = ()
+    zero: int = 0
+    reduce: str = ""
+    master: str = ""
+    trained: bool = True
+    stages: tuple[int, ...] = (0,)
+
+    @property
+    def across(self) -> tuple[str, ...]:
+        """The axes over which a rank's own part of the gradient is still to be summed when ZeRO has cut it."""
+        return tuple(axis for axis in self.axes if axis not in self.shard) if self.shard else ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +176,8 @@ class Program:
     widen: bool = False
     mode: str = "train"
     groups: tuple[tuple[str, ...], ...] = ()
-    stages: int = 1
+    pipeline: str = ""
+    messages: tuple[Message, ...] = ()
     version: int = VERSION
     folder: Path | None = field(default=None, compare=False)
     streams: tuple[tuple[Instruction, ...], ...] = field(default=(), compare=False)
@@ -160,6 +196,22 @@ class Program:
         for ways in self.mesh.values():
             size *= ways
         return size
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages, each with a stream of its own: the size of the mesh axis `pipeline`."""
+        return self.mesh.get(self.pipeline, 1)
+
+    @cached_property
+    def norm_axes(self) -> dict[str, tuple[str, ...]]:
+        """For each trained parameter the axes whose ranks hold different parts of its reduced gradient."""
+        cuts = {p.name: parse_cuts(p.cuts) for p in self.parameters}
+        found = {}
+        for bucket in self.buckets:
+            for name in bucket.parameters if bucket.trained else ():
+                axes = {*bucket.shard, *(axis for cut in cuts[name] for axis in cut.axes), self.pipeline}
+                found[name] = tuple(axis for axis in self.mesh if axis in axes)
+        return found
 
 
 def save(program: Program, folder: Path) -> None:

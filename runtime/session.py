@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from runtime.checkpoint import InitialWeights
 from runtime.checkpoint import rank as checkpoint
-from runtime.context import RankContext
+from runtime.checkpoint.whole import load_whole, whole_tensors
+from runtime.context import RankContext, stage_group
 from runtime.executor import Executor, StepResult, load_kinds
 from runtime.factory import build
 from runtime.lr import Schedule
@@ -27,6 +28,7 @@ from runtime.optimizer import FlatOptimizer, OptimizerConfig, ParamGroup
 from runtime.program import Input, Program, ProgramError
 from runtime.program import load as load_program
 from runtime.state import RankState, initial_state
+from runtime.store import Store
 from runtime.transport import Transport, connect
 
 # The generator that a model's initialisation draws from is one for all threads, and so for all simulated ranks.
@@ -53,7 +55,7 @@ class Session:
         self.coords = self.mesh.coords(transport.rank)
         transport.prepare(used_groups(program, self.mesh))
         seed = int(program.train["seed"])
-        self.context = RankContext(self.mesh, transport, program.microbatches, seed, program.rows)
+        self.context = RankContext(self.mesh, transport, program.microbatches, seed, program.rows, program.pipeline)
         if state is None:
             with _INITIALISING:
                 state = initial_state(program, seed)
@@ -153,24 +155,44 @@ class Session:
     # -- state ---------------------------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, Tensor]:
-        """This rank's parts of the parameters, by logical name: views, not copies."""
-        return self.state.parameters
+        """This pipeline stage's parameters by logical name, in the parts that the layouts give this rank: views, or with
+        ZeRO copies, gathered from their shards. Collective."""
+        return self._whole(lambda store: store.truth) | self.state.alone
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's parts of the last step's reduced gradients, by parameter name (clipped, if the plan clips)."""
-        return self.state.gradient_views
+        """The last step's reduced gradients by parameter name (clipped, if the plan clips), in the same parts.
+        Collective."""
+        return self._whole(lambda store: store.reduced)
+
+    def _whole(self, part: Callable[[Store], Tensor | None]) -> dict[str, Tensor]:
+        """The tensors whose own part a store has as `part`."""
+        found = {}
+        for store in self.state.stores.values():
+            if (own := part(store)) is not None:
+                flat = self.gathered(store, own)
+                found.update((name, flat[span.start : span.end].view(span.shape)) for name, span in store.spans.items())
+        return found
+
+    def gathered(self, store: Store, own: Tensor) -> Tensor:
+        """The whole of what `own` is this rank's part of: itself, or with ZeRO a copy. Collective."""
+        if not store.bucket.shard:
+            return own
+        whole = own.new_empty(store.padded)
+        group = self.context.group(store.bucket.shard)
+        self.transport.all_gather(whole, own.contiguous(), group, label=f"gather {store.bucket.name}")
+        return whole
 
     def state_dict(self) -> dict[str, Tensor]:
         """Whole parameters and persistent buffers by the model's own names, tied ones under each of theirs: copies on
         the CPU, for `model.load_state_dict`. Collective; the whole model must fit into every rank's memory."""
-        return dict(checkpoint.whole_tensors(self))
+        return dict(whole_tensors(self))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """The inverse: take this rank's parts. Not collective; the optimizer's state stays as it is.
 
         Raises CheckpointError if tensors are missing, extra or of another shape.
         """
-        checkpoint.load_whole(self, state)
+        load_whole(self, state)
 
     def save(self, path: str | Path, data_state: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint: parameters, buffers, optimizer state, step count, and `data_state`, a small JSON-able
@@ -191,30 +213,35 @@ class Session:
 
 
 def make_optimizers(program: Program, state: RankState) -> dict[str, FlatOptimizer]:
-    """One flat optimizer for each bucket, with the decayed and the undecayed part as its groups."""
+    """One flat optimizer for each trained bucket, with the decayed and the undecayed part as its groups."""
     options = program.optimizer
     if options is None:
         return {}
     config = OptimizerConfig.from_options(options)
     found = {}
-    for bucket in program.buckets:
-        flat = state.flat[bucket.name]
-        groups = [
-            ParamGroup(name, flat[start:end], config.weight_decay if decayed else 0.0)
-            for name, start, end, decayed in state.decay_ranges(bucket)
-        ]
-        found[bucket.name] = FlatOptimizer(config, groups)
+    for name, store in state.stores.items():
+        if not store.bucket.trained:
+            continue
+        groups = []
+        for group, start, end, decayed in store.decays():
+            master = None if store.master is None else store.master[start:end]
+            decay = config.weight_decay if decayed else 0.0
+            groups.append(ParamGroup(group, store.shard[start:end], decay, master=master))
+        found[name] = FlatOptimizer(config, groups)
     return found
 
 
 def used_groups(program: Program, mesh: Mesh) -> list[tuple[int, ...]]:
     """Every group that the program may communicate in, the same list on all ranks."""
-    sets = {bucket.axes for bucket in program.buckets} | {output.axes for output in program.outputs}
-    sets |= {(axis,) for axis in mesh.names} | {program.batch_axes, *program.groups}
+    sets = {output.axes for output in program.outputs} | set(program.norm_axes.values()) | set(program.groups)
+    sets |= {(axis,) for axis in mesh.names} | {program.batch_axes}
     sets |= {tuple(a for a in buffer.average if a in mesh.names) for buffer in program.buffers}
+    wanted = {(axes, ()) for axes in sets}
+    wanted |= {(axes, b.stages) for b in program.buckets for axes in (b.axes, b.shard, b.across)}
     groups: dict[tuple[int, ...], None] = {}
-    for axes in sorted(sets):
-        groups |= dict.fromkeys(group for group in mesh.groups(axes) if len(group) > 1)
+    for axes, stages in sorted(wanted):
+        found = (stage_group(mesh, rank, axes, program.pipeline, stages) for rank in range(mesh.size))
+        groups |= dict.fromkeys(group for group in found if len(group) > 1)
     return list(groups)
 
 

@@ -1,8 +1,7 @@
-"""A rank's tensors: parameters and their gradients in flat buffers, one pair for each bucket, and model buffers."""
+"""A rank's tensors: parameters and their gradients in stores, one for each bucket, and model buffers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -11,7 +10,8 @@ from torch import Tensor
 from runtime.constants import read_constants
 from runtime.cuts import local_part, parse_cuts
 from runtime.factory import build
-from runtime.program import Bucket, Program
+from runtime.program import Bucket, Parameter, Program
+from runtime.store import Pool, Store
 
 
 def initial_state(program: Program, seed: int) -> dict[str, Tensor]:
@@ -26,10 +26,9 @@ def initial_state(program: Program, seed: int) -> dict[str, Tensor]:
 
 
 class RankState:
-    """What one rank holds of the model.
+    """What one rank holds of the model: stores by bucket, parameters in no bucket, buffers and constants.
 
-    `flat[bucket]` and `gradients[bucket]` are 1-D; `parameters[name]` and `gradient_views[name]` are views into them.
-    Parameters that are not trained stand alone.
+    `home[name]` is the store that a parameter lies in.
     """
 
     def __init__(
@@ -37,58 +36,74 @@ class RankState:
         device: torch.device,
     ):  # fmt: skip
         self.program, self.sizes, self.coords, self.device = program, sizes, coords, device
-        self.flat: dict[str, Tensor] = {}
-        self.gradients: dict[str, Tensor] = {}
-        self.parameters: dict[str, Tensor] = {}
-        self.gradient_views: dict[str, Tensor] = {}
-        self.buffers: dict[str, Tensor] = {}
-        self.constants = read_constants(program)
-        specs = {p.name: p for p in program.parameters}
-        for bucket in program.buckets:
-            self._allocate(bucket, {name: self._local_shape(specs[name]) for name in bucket.parameters})
-        for spec in program.parameters:
-            if spec.name not in self.parameters:
-                dtype = getattr(torch, spec.dtype)
-                self.parameters[spec.name] = torch.empty(self._local_shape(spec), dtype=dtype, device=device)
-        for buffer in program.buffers:
-            dtype = getattr(torch, buffer.dtype)
-            self.buffers[buffer.name] = torch.empty(buffer.shape, dtype=dtype, device=device)
-        self.constants = {name: tensor.to(device) for name, tensor in self.constants.items()}
+        self.stage = coords.get(program.pipeline, 0)
+        self.pool = Pool(device)
+        self.specs = {p.name: p for p in program.parameters if self.stage in p.stages}
+        self.stores: dict[str, Store] = {}
+        self.home: dict[str, Store] = {}
+        for bucket in self.buckets():
+            shapes = {name: self.local_shape(self.specs[name]) for name in bucket.parameters}
+            store = self.stores[bucket.name] = Store(bucket, shapes, sizes, coords, self.pool)
+            self.home.update(dict.fromkeys(bucket.parameters, store))
+        self.alone = {
+            spec.name: torch.empty(self.local_shape(spec), dtype=getattr(torch, spec.dtype), device=device)
+            for spec in self.specs.values()
+            if spec.name not in self.home
+        }
+        self.buffers = {
+            buffer.name: torch.empty(buffer.shape, dtype=getattr(torch, buffer.dtype), device=device)
+            for buffer in program.buffers
+        }
+        self.constants = {name: tensor.to(device) for name, tensor in read_constants(program).items()}
         self.fill(full)
 
-    def _local_shape(self, spec) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+    def buckets(self) -> Iterator[Bucket]:
+        """The buckets of this rank's pipeline stage."""
+        yield from (bucket for bucket in self.program.buckets if self.stage in bucket.stages)
+
+    def local_shape(self, spec: Parameter) -> tuple[int, ...]:
         shape = list(spec.shape)
         for cut in parse_cuts(spec.cuts):
             _, length = cut.part(self.sizes, self.coords)
             shape[cut.dim] = shape[cut.dim] * length // cut.count
         return tuple(shape)
 
-    def _allocate(self, bucket: Bucket, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        dtype = getattr(torch, bucket.dtype)
-        flat = self.flat[bucket.name] = torch.zeros(bucket.numel, dtype=dtype, device=self.device)
-        gradient = self.gradients[bucket.name] = torch.zeros_like(flat)
-        start = 0
-        for name, shape in shapes.items():
-            end = start + math.prod(shape)
-            self.parameters[name] = flat[start:end].view(shape)
-            self.gradient_views[name] = gradient[start:end].view(shape)
-            start = end
-
     def fill(self, full: Mapping[str, Tensor]) -> None:
         """Take this rank's part of full tensors by logical name."""
-        cuts = {p.name: parse_cuts(p.cuts) for p in self.program.parameters}
-        for name, target in [*self.parameters.items(), *self.buffers.items()]:
-            part = local_part(full[name], cuts.get(name, ()), self.sizes, self.coords)
-            target.copy_(part)
+        for name, spec in self.specs.items():
+            part = local_part(full[name], parse_cuts(spec.cuts), self.sizes, self.coords)
+            if (store := self.home.get(name)) is None:
+                self.alone[name].copy_(part)
+                continue
+            span = store.spans[name]
+            start, end = store.inside(span.start, span.end)
+            first = store.start + start - span.start
+            own = part.reshape(-1)[first : first + end - start]
+            store.shard[start:end].copy_(own)
+            if store.master is not None:
+                store.master[start:end].copy_(own)
+            if store.whole is not None:
+                store.view(store.whole, name).copy_(part)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(full[name])
+
+    def parameter(self, name: str) -> Tensor:
+        """A parameter as the code reads it: a view of its bucket's whole buffer, which must be there."""
+        store = self.home.get(name)
+        if store is None:
+            return self.alone[name]
+        assert store.whole is not None, f"{name} is not gathered"
+        return store.view(store.whole, name)
+
+    def gradient(self, name: str) -> Tensor:
+        """Where a parameter's gradient is summed: a view of its bucket's whole gradients, which must be there."""
+        store = self.home[name]
+        assert store.gradient is not None, f"the gradients of {store.bucket.name} did not begin"
+        return store.view(store.gradient, name)
 
     def resolve(self, reference: str) -> Tensor:
         """The tensor of a "param:", "buffer:" or "const:" reference."""
         kind, _, name = reference.partition(":")
-        return {"param": self.parameters, "buffer": self.buffers, "const": self.constants}[kind][name]
-
-    def decay_ranges(self, bucket: Bucket) -> Iterator[tuple[str, int, int, bool]]:
-        """(name, start, end, decayed) of the two parts of a bucket's flat buffer, empty ones left out."""
-        border = sum(self.parameters[name].numel() for name in bucket.parameters[: bucket.decayed])
-        for part, start, end, decayed in (("decay", 0, border, True), ("plain", border, bucket.numel, False)):
-            if end > start:
-                yield f"{bucket.name}.{part}", start, end, decayed
+        if kind == "param":
+            return self.parameter(name)
+        return {"buffer": self.buffers, "const": self.constants}[kind][name]

@@ -188,10 +188,16 @@ class ZeroStrategy(Strategy):
     hybrid: int | None = option(
         Maybe(Whole(1)), None, "shard within groups of this many ranks and replicate across them"
     )
-    accumulate: str = option(
-        Choice("local", "scatter"),
-        "local",
-        "gradients of micro-batches: kept whole and reduced once, or scattered each time",
+    accumulate: str | None = option(
+        Maybe(Choice("local", "scatter")),
+        None,
+        "gradients of micro-batches: kept whole and reduced once, or scattered each time; by "
+        "default `local` for stage 1, else `scatter`",
+    )
+    gather: str = option(
+        Choice("use", "step"),
+        "use",
+        "whole parameters (stage 3): gathered for each use, or once a step",
     )
 
 

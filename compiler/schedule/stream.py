@@ -1,93 +1,82 @@
-"""The instruction stream of a program without a pipeline: micro-batch after micro-batch, forward then backward."""
+"""Instruction streams: the work of a pipeline stage, with everything that it needs around it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from runtime.instructions import Instruction
-from runtime.program import Bucket, Call
+from compiler.schedule.gathers import place_gathers
+from compiler.schedule.lifetimes import drop_slots
+from compiler.schedule.reductions import place_reductions
+from compiler.schedule.work import CallInfo, Timeline, Work
+from runtime.instructions import Instruction, wait_for
+from runtime.program import Bucket
 
 
 @dataclass(frozen=True)
-class CallInfo:
-    """A call with what its code says: which arguments the backward reads again, whether there is a backward."""
+class StreamRequest:
+    """What a stream needs to know besides its work. `kept`: slots that are read after the last micro-batch; `prefetch`,
+    `gather_once` and `scatter`: see `gathers` and `reductions`."""
 
-    call: Call
-    needed: tuple[int, ...]
-    has_backward: bool
+    buckets: Sequence[Bucket]
+    has_prologue: bool = False
+    clip: bool = False
+    optimizer: bool = True
+    updates: bool = False
+    kept: Collection[str] = ()
+    prefetch: int = 1
+    gather_once: bool = False
+    scatter: bool = True
 
 
-def data_parallel_stream(
-    calls: Sequence[CallInfo], buckets: Sequence[Bucket], microbatches: int, has_prologue: bool, clip: bool,
-    optimizer: bool, updates: bool, kept: frozenset[str] = frozenset(),
-) -> tuple[Instruction, ...]:  # fmt: skip
-    """All micro-batches one after the other; a bucket's reduction starts as soon as its last gradient is final.
-
-    `kept` are slots that are read after the last micro-batch (reported values, new buffer contents).
-    """
-    stream: list[Instruction] = [Instruction("prologue")] if has_prologue else []
-    ready = completion(calls, buckets)
+def one_after_the_other(calls: Sequence[CallInfo], microbatches: int) -> list[Work]:
+    """The work of a program without a pipeline: micro-batch after micro-batch, forward then backward."""
+    work = []
     for micro in range(microbatches):
-        last = micro == microbatches - 1
-        body: list[tuple[Instruction, CallInfo]] = [
-            (Instruction("forward", (info.call.name,), micro), info) for info in calls
-        ] + [(Instruction("backward", (info.call.name,), micro), info) for info in reversed(calls) if info.has_backward]
-        dropped = last_reads(body, kept)
-        for k, (instruction, info) in enumerate(body):
-            stream.append(instruction)
-            if dropped[k]:
-                stream.append(Instruction("drop", tuple(dropped[k]), micro))
-            if last and instruction.op == "backward":
-                stream += [Instruction("reduce", (b.name,)) for b in ready.get(info.call.name, ()) if b.axes]
-    stream += finish(buckets, clip, optimizer, updates)
-    return tuple(stream)
+        work += [Work("forward", info, micro) for info in calls]
+        work += [Work("backward", info, micro) for info in reversed(calls) if info.has_backward]
+    return work
 
 
-def finish(buckets: Sequence[Bucket], clip: bool, optimizer: bool, updates: bool) -> Iterator[Instruction]:
+def stream(work: Sequence[Work], request: StreamRequest) -> tuple[Instruction, ...]:
+    """The instructions of one step on one pipeline stage."""
+    timeline = Timeline(work)
+    drop_slots(timeline, request.kept)
+    place_gathers(timeline, request.buckets, request.prefetch, request.gather_once)
+    steps = request.optimizer and not request.clip
+    under_way = place_reductions(timeline, request.buckets, request.scatter, steps)
+    prologue = [Instruction("prologue")] if request.has_prologue else []
+    body = timeline.instructions()
+    stepped = {instruction.target for instruction in body if instruction.op == "step"}
+    return (*prologue, *body, *finish(request, under_way, stepped))
+
+
+def finish(
+    request: StreamRequest, under_way: Sequence[Instruction], stepped: Collection[str]
+) -> Iterator[Instruction]:
     """What ends a step. Without clipping a bucket is stepped as soon as it is reduced, while others are under way."""
-    waits = [[Instruction("wait", (bucket.name,))] if bucket.axes else [] for bucket in buckets]
-    steps = [Instruction("step", (bucket.name,)) for bucket in buckets] if optimizer else []
-    if clip or not optimizer:
-        for wait in waits:
-            yield from wait
-        if clip:
-            yield Instruction("clip")
-        yield from steps
-    else:
-        for wait, step in zip(waits, steps):
-            yield from (*wait, step)
-    if updates:
+    trained = {bucket.name: bucket for bucket in request.buckets if bucket.trained and bucket.name not in stepped}
+    reduced = {reduce.target: [wait_for(reduce)] for reduce in under_way}
+    order = [*reduced, *(name for name in trained if name not in reduced)]
+    final = {name: reduced.get(name, []) for name in order}
+    if any(bucket.across for bucket in trained.values()):
+        # All second reductions start before the first is waited for.
+        for name in order:
+            yield from final[name]
+            final[name] = []
+            if trained[name].across:
+                across = Instruction("reduce_across", (name,))
+                yield across
+                final[name] = [wait_for(across)]
+    together = request.clip or not request.optimizer
+    for name in order:
+        yield from final[name]
+        if not together:
+            yield Instruction("step", (name,))
+    if request.clip:
+        yield Instruction("clip")
+    if together and request.optimizer:
+        yield from (Instruction("step", (name,)) for name in order)
+    if request.updates:
         yield Instruction("update")
     yield Instruction("report")
-
-
-def completion(calls: Sequence[CallInfo], buckets: Sequence[Bucket]) -> Mapping[str, list[Bucket]]:
-    """For each call, the buckets whose last gradient its backward makes."""
-    final: dict[str, str] = {}
-    for info in calls:  # the first call in forward order is the last in backward order
-        for reference in info.call.gradients:
-            if reference.startswith("param:"):
-                final.setdefault(reference.removeprefix("param:"), info.call.name)
-    position = {info.call.name: k for k, info in enumerate(calls)}
-    ready: dict[str, list[Bucket]] = {}
-    for bucket in buckets:
-        last = min((final[name] for name in bucket.parameters), key=position.__getitem__)
-        ready.setdefault(last, []).append(bucket)
-    return ready
-
-
-def last_reads(body: Sequence[tuple[Instruction, CallInfo]], kept: frozenset[str]) -> list[list[str]]:
-    """Behind each instruction, the slots that nobody reads any more."""
-    last: dict[str, int] = {}
-    for k, (instruction, info) in enumerate(body):
-        call = info.call
-        if instruction.op == "forward":
-            read = call.arguments + call.results
-        else:
-            read = tuple(call.arguments[index] for index in info.needed)
-        last.update((reference, k) for reference in read if ":" not in reference and reference not in kept)
-    dropped: list[list[str]] = [[] for _ in body]
-    for slot, k in last.items():
-        dropped[k].append(slot)
-    return dropped

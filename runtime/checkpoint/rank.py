@@ -1,4 +1,4 @@
-"""A rank's state by logical name: what of each tensor it holds, saving and restoring it, and the whole tensors.
+"""A rank's state by logical name: what of each tensor it holds, saving and restoring it.
 
     model.NAME               a parameter
     buffer.NAME              a buffer, persistent or not
@@ -9,7 +9,9 @@ State is cut as its parameter is. Buckets and flat buffers do not show, so plans
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +20,13 @@ from torch import Tensor
 
 from runtime.checkpoint import storage
 from runtime.checkpoint.errors import CheckpointError
-from runtime.checkpoint.fit import check_fit, match_names
+from runtime.checkpoint.fit import check_fit
 from runtime.checkpoint.folder import RunState, read_state, write_folder
-from runtime.checkpoint.pieces import Held, pieces
+from runtime.checkpoint.pieces import Box, Held, boxes, pieces
+from runtime.context import stage_group
 from runtime.cuts import parse_cuts
+from runtime.optimizer import OptimizerConfig
+from runtime.store import Store
 from runtime.transport import together
 
 if TYPE_CHECKING:
@@ -68,90 +73,85 @@ def held_tensors(session: Session) -> dict[str, Held]:
     Of several replicas the one with the least to write so far saves a tensor, so that all of them share the work.
     """
     mesh, rank, context = session.mesh, session.transport.rank, session.context
-    loads: dict[tuple[str, ...], list[int]] = {}
-    places: dict[tuple[str, ...], int] = {}
+    loads: dict[tuple[tuple[str, ...], tuple[int, ...]], list[int]] = {}
+    places: dict[tuple[tuple[str, ...], tuple[int, ...]], int] = {}
     found: dict[str, Held] = {}
-    for name, local, shape, text in _locals(session):
-        cuts = parse_cuts(text)
-        cut_axes = {axis for cut in cuts for axis in cut.axes}
+    for part in _locals(session):
+        cuts = parse_cuts(part.cuts)
+        cut_axes = {axis for cut in cuts for axis in cut.axes} | set(part.shard)
         replicas = tuple(axis for axis in mesh.names if axis not in cut_axes)
-        if replicas not in loads:
-            group = mesh.group(rank, replicas)
-            loads[replicas], places[replicas] = [0] * len(group), group.index(rank)
-        load = loads[replicas]
+        if (replicas, part.stages) not in loads:
+            group = stage_group(mesh, rank, replicas, session.program.pipeline, part.stages)
+            loads[replicas, part.stages] = [0] * len(group)
+            places[replicas, part.stages] = group.index(rank) if rank in group else -1
+        load = loads[replicas, part.stages]
         writer = load.index(min(load))
-        load[writer] += local.numel() * local.element_size()
-        parts = pieces(local, shape, cuts, context.sizes, context.coords)
-        found[name] = Held(shape, local.dtype, parts, writer == places[replicas])
+        load[writer] += math.prod(part.shape) * part.dtype.itemsize
+        held = pieces(part.boxes, part.shape, cuts, context.sizes, context.coords)
+        found[part.name] = Held(part.shape, part.dtype, held, writer == places[replicas, part.stages])
     return found
 
 
-def _locals(session: Session) -> Iterator[tuple[str, Tensor, tuple[int, ...], str]]:
-    """(name, this rank's part, logical shape, cuts) of every tensor of the state."""
-    specs = {spec.name: spec for spec in session.program.parameters}
-    for name, tensor in session.state.parameters.items():
-        yield f"model.{name}", tensor, tuple(specs[name].shape), specs[name].cuts
-    for buffer in session.program.buffers:
-        yield f"buffer.{buffer.name}", session.state.buffers[buffer.name], tuple(buffer.shape), ""
-    for bucket in session.program.buckets:
-        if bucket.name not in session.optimizers:
-            continue
-        states = session.optimizers[bucket.name].state_tensors()
-        groups = {decayed: (name, start) for name, start, _, decayed in session.state.decay_ranges(bucket)}
-        end = 0
-        for place, name in enumerate(bucket.parameters):
-            local = session.state.parameters[name]
-            start, end = end, end + local.numel()
-            if start == end:
-                continue  # a parameter without elements has no state
-            group, first = groups[place < bucket.decayed]
-            for state, flat in states[group].items():
-                view = flat[start - first : end - first].view(local.shape)
-                yield f"optimizer.{state}.{name}", view, tuple(specs[name].shape), specs[name].cuts
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor of the state: its logical shape, the cuts that layouts make, the axes over which ZeRO cuts what is left,
+    the pipeline stages that have it, and what of it is here (nothing on other stages)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    cuts: str
+    shard: tuple[str, ...]
+    stages: tuple[int, ...]
+    boxes: list[Box]
 
 
-def whole_tensors(session: Session) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter and persistent buffer by the model's own names, whole, on the CPU; a name that is tied comes with
-    the same tensor as the one it is tied to. Collective: every rank takes every tensor, one at a time."""
-    program, mesh, context = session.program, session.mesh, session.context
-    aliases: dict[str, list[str]] = {}
-    for alias, name in program.ties.items():
-        aliases.setdefault(name, []).append(alias)
-    cut_axes = {spec.name: _axes(session, spec.cuts) for spec in program.parameters}
-    groups = [group for axes in sorted(set(cut_axes.values())) for group in mesh.groups(axes) if len(group) > 1]
-    session.transport.prepare(list(dict.fromkeys(groups)))
+def _locals(session: Session) -> Iterator[_Part]:
+    """Every tensor of the state, in the same order on all ranks."""
+    program, state = session.program, session.state
+    specs = {spec.name: spec for spec in program.parameters}
+    buckets = {name: bucket for bucket in program.buckets for name in bucket.parameters}
     for spec in program.parameters:
-        local, axes = session.state.parameters[spec.name], cut_axes[spec.name]
-        whole = local.detach().cpu().clone() if not axes else torch.empty(spec.shape, dtype=local.dtype)
-        if axes:
-            group = mesh.group(session.transport.rank, axes)
-            parts = local.new_empty((len(group), *local.shape))
-            session.transport.all_gather(parts, local.contiguous(), group, label=f"gather {spec.name}")
-            for member, part in zip(group, parts.cpu(), strict=True):
-                coords = context.coords | mesh.coords(member)
-                for piece in pieces(part, spec.shape, parse_cuts(spec.cuts), context.sizes, coords):
-                    _box(whole, piece.offsets, piece.sizes).copy_(piece.tensor)
-        for name in (spec.name, *aliases.get(spec.name, ())):
-            yield name, whole
+        bucket, store = buckets.get(spec.name), state.home.get(spec.name)
+        found: list[Box] = []
+        if store is not None:
+            found = _boxes(store, [(0, store.truth)], spec.name)
+        elif spec.name in state.alone:
+            tensor = state.alone[spec.name]
+            found = boxes(tensor.view(-1), 0, tensor.shape)
+        dtype = (bucket.master or bucket.dtype) if bucket is not None else spec.dtype
+        shard = bucket.shard if bucket is not None else ()
+        yield _Part(f"model.{spec.name}", spec.shape, getattr(torch, dtype), spec.cuts, shard, spec.stages, found)
     for buffer in program.buffers:
-        if buffer.persistent:
-            yield buffer.name, session.state.buffers[buffer.name].cpu().clone()
+        tensor = state.buffers[buffer.name]
+        held = boxes(tensor.view(-1), 0, buffer.shape)  # of all stages; the one that changes it saves it
+        yield _Part(f"buffer.{buffer.name}", buffer.shape, tensor.dtype, "", (), (buffer.stage,), held)
+    for bucket in program.buckets:
+        if program.optimizer is None or not bucket.trained:
+            continue
+        store = state.stores.get(bucket.name)
+        dtype = getattr(torch, bucket.master or bucket.dtype)
+        for statistic in OptimizerConfig.from_options(program.optimizer).state_names:
+            flats: list[tuple[int, Tensor]] = []
+            if store is not None:
+                states = session.optimizers[bucket.name].state_tensors()
+                flats = [(start, states[group][statistic]) for group, start, _, _ in store.decays()]
+            for name in bucket.parameters:
+                spec = specs[name]
+                found = _boxes(store, flats, name) if store is not None else []
+                if math.prod(spec.shape):  # a parameter without elements has no state
+                    label = f"optimizer.{statistic}.{name}"
+                    yield _Part(label, spec.shape, dtype, spec.cuts, bucket.shard, bucket.stages, found)
 
 
-def _axes(session: Session, cuts: str) -> tuple[str, ...]:
-    """The mesh axes of cuts, in the order of the mesh."""
-    used = {axis for cut in parse_cuts(cuts) for axis in cut.axes}
-    return tuple(axis for axis in session.mesh.names if axis in used)
-
-
-def _box(tensor: Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-        tensor = tensor.narrow(dim, offset, size)
-    return tensor
-
-
-def load_whole(session: Session, state: Mapping[str, Tensor]) -> None:
-    """Take this rank's parts of whole tensors; see `Session.load_state_dict`."""
-    names = match_names(session.program, state)
-    kept = {name: tensor for name, tensor in session.state.buffers.items() if name not in names}
-    session.state.fill({name: state[given] for name, given in names.items()} | kept)
+def _boxes(store: Store, flats: Sequence[tuple[int, Tensor]], name: str) -> list[Box]:
+    """What of a parameter, or of a statistic of it, lies in this rank's own part of its bucket; `flats` cover that part
+    from their starts on."""
+    span = store.spans[name]
+    start, end = store.inside(span.start, span.end)
+    found: list[Box] = []
+    for at, flat in flats:
+        first, last = max(start, at), min(end, at + flat.numel())
+        if last > first:
+            found += boxes(flat[first - at : last - at], store.start + first - span.start, span.shape)
+    return found

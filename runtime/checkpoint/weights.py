@@ -18,7 +18,7 @@ from runtime.checkpoint import storage
 from runtime.checkpoint.errors import CheckpointError
 from runtime.checkpoint.fit import Described, Form, match_names
 from runtime.checkpoint.folder import read_state
-from runtime.checkpoint.rank import whole_tensors
+from runtime.checkpoint.whole import whole_tensors
 from runtime.program import Program
 from runtime.state import initial_state
 from runtime.transport import together

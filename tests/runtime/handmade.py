@@ -78,7 +78,7 @@ def write_program(
     axes = ("dp",) if dp > 1 else ()
     stream = ["forward net @0", "backward net @0"]
     if axes:
-        stream += ["reduce bucket0", "reduce bucket1", "wait bucket0", "wait bucket1"]
+        stream += ["reduce bucket0", "reduce bucket1", "wait reduce bucket0", "wait reduce bucket1"]
     stream += ["clip", "step bucket0", "step bucket1", "report"]
     program = Program(
         name="handmade",
@@ -173,7 +173,7 @@ def write_bigram(
     """The program folder of a byte-level bigram model, which takes short batches."""
     axes = ("dp",) if dp > 1 else ()
     padded = math.ceil(rows / dp) * dp
-    stream = ["forward net @0", "backward net @0", *(["reduce b", "wait b"] if axes else []), "step b", "report"]
+    stream = ["forward net @0", "backward net @0", *(["reduce b", "wait reduce b"] if axes else []), "step b", "report"]
     program = Program(
         name="bigram",
         mesh={"dp": dp},

@@ -1,0 +1,88 @@
+"""Work: the compute instructions of one pipeline stage in their order, with what each reads and makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runtime.instructions import Instruction
+from runtime.program import Call
+
+BACKWARDS = ("backward", "backward_input", "backward_weight")
+
+
+@dataclass(frozen=True)
+class CallInfo:
+    """A call with what its code says: which arguments the backward reads again, whether there is a backward."""
+
+    call: Call
+    needed: tuple[int, ...]
+    has_backward: bool
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameters that the call reads."""
+        return tuple(ref.removeprefix("param:") for ref in self.call.arguments if ref.startswith("param:"))
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The parameters that it has gradients for."""
+        return tuple(ref.removeprefix("param:") for ref in self.call.gradients if ref.startswith("param:"))
+
+
+@dataclass(frozen=True)
+class Work:
+    """One compute instruction: `op` ("forward", "backward", "backward_input", "backward_weight") of a call."""
+
+    op: str
+    info: CallInfo
+    micro: int
+
+    @property
+    def instruction(self) -> Instruction:
+        return Instruction(self.op, (self.info.call.name,), self.micro)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots that must be there: read, or made."""
+        call = self.info.call
+        if self.op == "forward":
+            read = call.arguments + call.results
+        elif self.op == "backward_weight":
+            read = ()
+        else:
+            read = tuple(call.arguments[k] for k in self.info.needed)
+        return tuple(reference for reference in read if ":" not in reference)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The parameters that it reads."""
+        call = self.info.call
+        if self.op == "forward":
+            return self.info.parameters
+        read = (call.arguments[k] for k in self.info.needed)
+        return tuple(ref.removeprefix("param:") for ref in read if ref.startswith("param:"))
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The parameters whose gradients it gives."""
+        return self.info.trained if self.op in ("backward", "backward_weight") else ()
+
+
+@dataclass
+class Timeline:
+    """Work in order, with instructions around it: `before[k]` and `after[k]` of work k, in the order they were added."""
+
+    work: Sequence[Work]
+    before: list[list[Instruction]] = field(default_factory=list)
+    after: list[list[Instruction]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.before = [[] for _ in self.work]
+        self.after = [[] for _ in self.work]
+
+    def instructions(self) -> list[Instruction]:
+        found: list[Instruction] = []
+        for work, before, after in zip(self.work, self.before, self.after):
+            found += [*before, work.instruction, *after]
+        return found

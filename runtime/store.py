@@ -1,0 +1,165 @@
+"""Stores: the memory of one bucket on one rank.
+
+A bucket is one flat buffer; its parameters and their gradients are views into it. Without ZeRO everything is whole on
+each rank. With ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054) the buffer, padded to a multiple, is
+cut into equal parts over the axes `shard`, and a rank's own part is the truth:
+
+                    whole parameters          whole gradients            own part of the gradients
+    zero = 0        always                    always                     is the whole
+    zero = 1        always, gathered again    always                     a view into the whole
+    zero = 2        always, gathered again    from `begin` to its end    memory of its own
+    zero = 3        from `gather` to `free`   from `begin` to its end    memory of its own
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.program import Bucket
+
+
+class Pool:
+    """Flat buffers that come and go: what is given back is taken again, so that no step allocates anew."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+
+    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A buffer with arbitrary contents."""
+        found = self.free.get((numel, dtype))
+        return found.pop() if found else torch.empty(numel, dtype=dtype, device=self.device)
+
+    def give(self, buffer: Tensor) -> None:
+        self.free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A parameter's place [start, end) in its bucket's flat buffer, and its local shape."""
+
+    start: int
+    end: int
+    shape: tuple[int, ...]
+
+
+class Store:
+    """A bucket's memory. `start` and `length`: this rank's own part of the flat buffer of `padded` elements."""
+
+    def __init__(
+        self, bucket: Bucket, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int],
+        coords: Mapping[str, int], pool: Pool,
+    ):  # fmt: skip
+        self.bucket, self.pool = bucket, pool
+        self.dtype = getattr(torch, bucket.dtype)
+        self.gradient_dtype = getattr(torch, bucket.reduce or bucket.dtype)
+        self.spans: dict[str, Span] = {}
+        at = 0
+        for name, shape in shapes.items():
+            self.spans[name] = Span(at, at := at + math.prod(shape), shape)
+        ways, index = 1, 0
+        for axis in bucket.shard:
+            ways, index = ways * sizes[axis], index * sizes[axis] + coords[axis]
+        self.ways = ways
+        self.length = math.ceil(bucket.numel / ways)
+        self.start, self.padded = index * self.length, self.length * ways
+        # Zeros, so that padding never holds anything else.
+        self.whole: Tensor | None = None
+        if bucket.zero < 3:
+            self.whole = torch.zeros(self.padded, dtype=self.dtype, device=pool.device)
+            self.shard = self.own(self.whole)
+        else:
+            self.shard = torch.zeros(self.length, dtype=self.dtype, device=pool.device)
+        self.master: Tensor | None = None
+        if bucket.master and bucket.master != bucket.dtype:
+            self.master = torch.zeros(self.length, dtype=getattr(torch, bucket.master), device=pool.device)
+        self.gradient: Tensor | None = None
+        self.reduced: Tensor | None = None
+        if bucket.trained:
+            if bucket.zero < 2:
+                self.gradient = torch.zeros(self.padded, dtype=self.gradient_dtype, device=pool.device)
+                self.reduced = self.own(self.gradient)
+            else:
+                self.reduced = torch.zeros(self.length, dtype=self.gradient_dtype, device=pool.device)
+        self.arriving: Tensor | None = None
+        self._views: dict[tuple[int, str], Tensor] = {}
+
+    def own(self, flat: Tensor) -> Tensor:
+        """This rank's part of a padded flat buffer: a view."""
+        return flat[self.start : self.start + self.length]
+
+    @property
+    def truth(self) -> Tensor:
+        """The own part of the parameters, as exact as there is."""
+        return self.shard if self.master is None else self.master
+
+    def view(self, flat: Tensor, name: str) -> Tensor:
+        """A parameter in a whole buffer."""
+        key = (id(flat), name)  # whole buffers live as long as their pool
+        if key not in self._views:
+            span = self.spans[name]
+            self._views[key] = flat[span.start : span.end].view(span.shape)
+        return self._views[key]
+
+    # -- parameters ----------------------------------------------------------------------------------------------
+
+    def open(self) -> Tensor:
+        """The whole buffer, to be gathered into; its contents but for the own part are arbitrary."""
+        if self.whole is None:
+            self.whole = self.pool.take(self.padded, self.dtype)
+        return self.whole
+
+    def close(self) -> None:
+        """The whole parameters go."""
+        assert self.whole is not None and self.bucket.zero == 3
+        self.pool.give(self.whole)
+        self.whole = None
+
+    # -- gradients -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Whole gradients come into being; their contents are arbitrary but for padding."""
+        assert self.gradient is None, f"the gradients of {self.bucket.name} are there already"
+        self.gradient = self.pool.take(self.padded, self.gradient_dtype)
+        self.gradient[self.bucket.numel :].zero_()
+
+    def arrive(self, first: bool) -> Tensor:
+        """Where the own part of the sum goes: into its place, or beside it if that holds earlier micro-batches."""
+        assert self.reduced is not None
+        if first:
+            return self.reduced
+        self.arriving = self.pool.take(self.length, self.gradient_dtype)
+        return self.arriving
+
+    def arrived(self) -> None:
+        """The sum is there: add it to what earlier micro-batches gave, and let the whole gradients go."""
+        if self.arriving is not None:
+            assert self.reduced is not None
+            self.reduced.add_(self.arriving)
+            self.pool.give(self.arriving)
+            self.arriving = None
+        if self.bucket.zero >= 2:
+            assert self.gradient is not None
+            self.pool.give(self.gradient)
+            self.gradient = None
+
+    # -- parts of the own part -----------------------------------------------------------------------------------
+
+    def decays(self) -> Iterator[tuple[str, int, int, bool]]:
+        """(name, start, end, decayed) of the parts of the own part that are updated alike, empty ones left out; start
+        and end count from the own part's beginning."""
+        border = sum(self.spans[name].end - self.spans[name].start for name in self.bucket.parameters[: self.bucket.decayed])
+        for part, start, end, decayed in (("decay", 0, border, True), ("plain", border, self.bucket.numel, False)):
+            start, end = self.inside(start, end)
+            if end > start:
+                yield f"{self.bucket.name}.{part}", start, end, decayed
+
+    def inside(self, start: int, end: int) -> tuple[int, int]:
+        """The part of [start, end) of the flat buffer that this rank owns, from the own part's beginning."""
+        start, end = max(start - self.start, 0), min(end - self.start, self.length)
+        return start, max(start, end)
