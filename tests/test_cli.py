@@ -159,7 +159,7 @@ def test_dump_after(capsys: Captured) -> None:
         ("layouts", "input %x : float32[8, 4] {dp: S(0), micro: S(0)}  # kind=batch"),
         ("segments", "# 2 calls: layers.1, layers.2"),
         ("local", "def backward(ctx, "),
-        ("instructions", "reduce bucket0\nwait bucket0\nclip\nstep bucket0\nreport\n"),
+        ("instructions", "reduce bucket0\nwait reduce bucket0\nclip\nstep bucket0\nreport\n"),
     ],
 )
 def test_inspect_each_level(capsys: Captured, level: str, shown: str) -> None:

@@ -116,8 +116,10 @@ def open_session(compilation: Compilation, transport: DryTransport, kinds: dict[
 def tag_held(tracker: StorageTracker, session: Session) -> None:
     """What a session holds from its beginning."""
     state = session.state
-    tracker.tag(GRADIENTS, state.gradients)
-    tracker.tag(PARAMETERS, [state.flat, state.parameters])
+    stores = list(state.stores.values())
+    tracker.tag(GRADIENTS, [tensor for s in stores for tensor in (s.gradient, s.reduced) if tensor is not None])
+    tracker.tag(PARAMETERS, [[s.shard for s in stores], [s.whole for s in stores if s.whole is not None], state.alone])
+    tracker.tag(OPTIMIZER, [s.master for s in stores if s.master is not None])
     tracker.tag(BUFFERS, [state.buffers, state.constants])
     tracker.tag(OPTIMIZER, [vars(optimizer) for optimizer in session.optimizers.values()])
     tracker.tag(OPTIMIZER, [optimizer.state_tensors() for optimizer in session.optimizers.values()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
@@ -23,11 +23,12 @@ from runtime.transport.in_process import InProcessTransport, InProcessWork
 
 
 class Storages(TorchDispatchMode):
-    """Live bytes now, and the most so far. Each rank is a thread with a mode of its own."""
+    """Live bytes now, and the most so far, but for the storages of `others`. Each rank is a thread with a mode of its
+    own."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Iterable[Tensor]) -> None:
         super().__init__()
-        self.live: dict[int, int] = {}
+        self.live: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in others}
         self.now = self.most = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -63,7 +64,7 @@ def observe(program: Program, batch: Mapping[str, Tensor]) -> list[Observed]:
     kinds = load_kinds(program)
 
     def body(transport: Transport) -> Observed:
-        with Storages() as storages, Session(program, transport, full, kinds) as session:
+        with Storages(full.values()) as storages, Session(program, transport, full, kinds) as session:
             moments: list[tuple[Instruction, int, int]] = []
 
             def watched(action):  # type: ignore[no-untyped-def]
