@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("--level", default="segments", choices=LEVEL_NAMES)
     inspect.add_argument("--segment", metavar="NAME", help="only this segment, such as layers.0")
     inspect.add_argument("--svg", metavar="FILE", help="also draw `--level schedule` into a file")
+    command("estimate", do_estimate, "memory, traffic and time of a step, without running it")
     simulate = command("simulate", do_simulate, "run all ranks of a plan in this process")
     simulate.add_argument("--steps", type=at_least_one, default=3)
     verify = command("verify", do_verify, "compare a plan with one-device eager PyTorch in float64")
@@ -201,6 +202,21 @@ def inspect_schedule(options: argparse.Namespace) -> int:
     else:
         console = terminal()
         console.print(to_text(drawing, console.width), end="")
+    return 0
+
+
+def do_estimate(options: argparse.Namespace) -> int:
+    from compiler.analysis.estimate import estimate
+    from compiler.driver import compile
+    from compiler.report.estimate import estimate_json, print_estimate
+
+    compilation = compile(options.plan, options.sets)
+    found = estimate(compilation)
+    if options.json:
+        print(json.dumps(estimate_json(found), indent=2))
+        return 0
+    show_warnings(compilation.warnings, dict(compilation.plan.sources))
+    print_estimate(terminal(), found)
     return 0
 
 

@@ -10,7 +10,7 @@ then replayed: its events are shared, its results are made anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ from compiler.analysis.events import Event
 from compiler.analysis.replay import ReplayedKind
 from compiler.analysis.storage import StorageTracker
 from compiler.emit.folder import kind_source
+from compiler.emit.lines import node_lines
+from compiler.ir.graph import Node
 from runtime.devices import STANDS_FOR
 from runtime.instructions import Instruction
 from runtime.mesh import Mesh
@@ -68,12 +70,18 @@ class Step:
 
 @dataclass
 class DryRun:
-    """One pipeline stage's step. `rank` is the one that was run; its fellows of the stage do the same."""
+    """One pipeline stage's step. `rank` is the one that was run; its fellows of the stage do the same. `code` has the node
+    of each line of a kind's generated code, `kinds` the kind of each call."""
 
     stage: int
     rank: int
     steps: list[Step]
-    after: dict[str, int]
+    code: Mapping[str, Mapping[int, Node]]
+    kinds: Mapping[str, str]
+
+    def node(self, target: str, line: int) -> Node | None:
+        """What runs at a line of the code of a call."""
+        return self.code[self.kinds[target]].get(line) if line else None
 
 
 def dry_run(compilation: Compilation, stage: int = 0) -> DryRun:
@@ -83,8 +91,9 @@ def dry_run(compilation: Compilation, stage: int = 0) -> DryRun:
     rank = stage_rank(program, mesh, stage)
     tracker = StorageTracker()
     transport = DryTransport(rank, mesh, tracker)
+    sources = {name: kind_source(kind, program) for name, kind in compilation.linked.kinds.items()}
     kinds = {
-        name: ReplayedKind(kind.code, load_source(name, kind_source(kind, program)), tracker)
+        name: ReplayedKind(kind.code, load_source(name, sources[name]), tracker)
         for name, kind in compilation.linked.kinds.items()
     }
     token = STANDS_FOR.set(device_kind(compilation))
@@ -99,7 +108,9 @@ def dry_run(compilation: Compilation, stage: int = 0) -> DryRun:
                 session.step(local_batch(session), local=True)
     finally:
         STANDS_FOR.reset(token)
-    return DryRun(stage, rank, recorder.steps, dict(tracker.bytes))
+    code = {name: node_lines(kind, sources[name]) for name, kind in compilation.linked.kinds.items()}
+    calls = (*program.calls, *((program.prologue,) if program.prologue else ()))
+    return DryRun(stage, rank, recorder.steps, code, {call.name: call.kind for call in calls})
 
 
 def open_session(compilation: Compilation, transport: DryTransport, kinds: dict[str, Any]) -> Session:

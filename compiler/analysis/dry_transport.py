@@ -39,11 +39,12 @@ class DryTransport(Transport):
         self._full = full.numel() * full.element_size()
 
     def _record(self, call: Call, /, *tensors: Tensor) -> Work:
-        number, ranks = next(self._numbers), len(call.group)
+        number, full = next(self._numbers), self._full
+        storages = tuple(self.tracker.see(tensor).number for tensor in tensors)
+        sent, axes = sent_bytes(call.kind, len(call.group), full), self.axes(call.group)
         self.tracker.record(
             Communicate(
-                number, call.kind, self.axes(call.group), ranks, self._full, sent_bytes(call.kind, ranks, self._full),
-                call.asynchronous, tuple(self.tracker.see(tensor).number for tensor in tensors), self.tracker.line(),
+                number, call.kind, call.group, axes, full, sent, call.asynchronous, storages, self.tracker.line()
             )
         )  # fmt: skip
         return DryWork(self.tracker, number) if call.asynchronous else Finished()

@@ -36,19 +36,24 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Communicate:
-    """A collective or a message starts. `axes`: the mesh axes that its group spans; `full`: bytes of the whole
-    (gathered) value; `sent`: bytes that this rank sends (`runtime.transport.calls.sent_bytes`); `storages`: what it
-    reads and writes. If it is not `asynchronous` the rank waits for it at once."""
+    """A collective or a message starts. `group`: the ranks that take part, of a message (source, destination); `axes`: the
+    mesh axes on which they differ; `full`: bytes of the whole (gathered) value; `sent`: bytes that this rank sends
+    (`runtime.transport.calls.sent_bytes`); `storages`: what it reads and writes. If it is not `asynchronous` the rank
+    waits for it at once."""
 
     number: int
     kind: str
+    group: tuple[int, ...]
     axes: tuple[str, ...]
-    ranks: int
     full: int
     sent: int
     asynchronous: bool
     storages: tuple[int, ...]
     line: int
+
+    @property
+    def is_message(self) -> bool:
+        return self.kind in ("send", "recv")
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,24 @@ def attention_backward(args: Sequence[Any], results: Sequence[Any]) -> int:
     return _scores(query, key) * (3 * query.shape[-1] + 2 * value.shape[-1]) // (2 if args[7] else 1)
 
 
+def kernel(causal: int) -> Rule:
+    """An attention kernel: query, key, value, …, whether causal at this position."""
+    return lambda args, results: attention((*args[:3], None, args[causal]), results)
+
+
+def kernel_backward(causal: int) -> Rule:
+    """d_out, query, key, value, …, whether causal at this position."""
+    return lambda args, results: attention_backward((*args[:4], None, None, None, args[causal]), results)
+
+
 def _scores(query: Any, key: Any) -> int:
     """Twice the number of pairs of a query and a key, over all batches and query heads."""
     return 2 * math.prod(query.shape[:-1]) * key.shape[-2]
 
 
 RULES: dict[str, Rule] = {
+    "aten.linear": lambda args, results: 2 * math.prod(args[0].shape) * args[1].shape[0],
+    "aten.matmul": lambda args, results: 2 * math.prod(results[0].shape) * args[0].shape[-1],
     "aten.mm": lambda args, results: product(args[0], args[1]),
     "aten.bmm": lambda args, results: product(args[0], args[1]),
     "aten.addmm": lambda args, results: product(args[1], args[2]),
@@ -66,5 +78,10 @@ RULES: dict[str, Rule] = {
     "planc.product_into": lambda args, results: product(args[1], args[2]),
     "planc.attention": attention,
     "planc.attention_backward": attention_backward,
+    "aten.addmm_": lambda args, results: product(args[1], args[2]),
+    "aten._scaled_dot_product_flash_attention": kernel(4),
+    "aten._scaled_dot_product_flash_attention_for_cpu": kernel(4),
+    "aten._scaled_dot_product_flash_attention_backward": kernel_backward(11),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": kernel_backward(7),
 }
 """By namespace and name, all overloads alike."""

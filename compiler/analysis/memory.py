@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.analysis.dry_run import COMMUNICATION, TEMPORARIES, DryRun, Step, kept
+from compiler.analysis.dry_run import COMMUNICATION, TEMPORARIES, DryRun, kept
 from compiler.analysis.events import Allocate, Communicate, Event, Release
+from compiler.ir.graph import Node
 from runtime.instructions import Instruction
 
 
@@ -28,13 +29,13 @@ class Moment:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that is alive: `bytes`, in which instruction (its number in the stream), at which line of its segment's
-    code (0: outside of one), and by category."""
+    """The most that is alive: `bytes`, in which instruction (its number in the stream), for which node of its segment's
+    code (None: outside of one), and by category."""
 
     bytes: int
     number: int
     instruction: Instruction
-    line: int
+    node: Node | None
     categories: Mapping[str, int]
 
 
@@ -61,7 +62,7 @@ def read_memory(run: DryRun) -> Memory:
             level, peak = level + net, max(peak, level + top)
         moments.append(Moment(step.instruction, before, peak))
     number = max(range(len(moments)), key=lambda k: moments[k].peak)
-    return Memory(run.stage, moments, peak_of(run.steps[number], number), positive(run.steps[0].before))
+    return Memory(run.stage, moments, peak_of(run, number), positive(run.steps[0].before))
 
 
 def shape_of(events: Sequence[Event]) -> tuple[int, int]:
@@ -76,8 +77,9 @@ def shape_of(events: Sequence[Event]) -> tuple[int, int]:
     return live, most
 
 
-def peak_of(step: Step, number: int) -> Peak:
-    """What is alive at the highest point of a step."""
+def peak_of(run: DryRun, number: int) -> Peak:
+    """What is alive at the highest point of an instruction."""
+    step = run.steps[number]
     events = list(step.events)
     position = highest(events)
     alive = Counter(step.before)
@@ -97,8 +99,9 @@ def peak_of(step: Step, number: int) -> Peak:
         else:
             alive[COMMUNICATION if storage in moved else TEMPORARIES] += size
     at = events[position - 1] if position else None
-    line = at.line if isinstance(at, Allocate) else 0
-    return Peak(sum(alive.values()), number, step.instruction, line, positive(alive))
+    target = (step.instruction.targets or (step.instruction.op,))[0]
+    node = run.node(target, at.line) if isinstance(at, Allocate) else None
+    return Peak(sum(alive.values()), number, step.instruction, node, positive(alive))
 
 
 def highest(events: Sequence[Event]) -> int:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from compiler.analysis.events import Allocate, Event, Release
+from compiler.analysis.work import work_of
 
 _ATEN = torch.ops.aten
 _READS = {_ATEN._local_scalar_dense.default, _ATEN.equal.default, _ATEN.is_nonzero.default}
@@ -59,6 +60,8 @@ class StorageTracker(TorchDispatchMode):
         for item in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(item, Tensor) and item.device.type == "meta":
                 self.see(item)
+        if self._open is not None and (work := work_of(func, args, kwargs or {}, result, self.line())) is not None:
+            self._open.append(work)
         return result
 
     def see(self, tensor: Tensor) -> Storage:

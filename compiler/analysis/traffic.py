@@ -38,11 +38,12 @@ PURPOSES: dict[str, str] = {
 @dataclass(frozen=True)
 class Flow:
     """Equal communications of a step: `calls` of them, each of `full` bytes (of the whole value), and `sent` bytes of
-    all together. `call` and `line` are the segment call and the line of its code, "" and 0 for an instruction's own."""
+    all together. `op` and `target` are the instruction's; `line` is that of a segment's code, 0 for what the instruction
+    does itself."""
 
     purpose: str
     op: str
-    call: str
+    target: str
     line: int
     kind: str
     axes: tuple[str, ...]
@@ -87,9 +88,8 @@ def read_traffic(run: DryRun) -> Traffic:
     counts: Counter[tuple] = Counter()  # type: ignore[type-arg]
     for step, event in communications(run.steps):
         op = step.instruction.op
-        call = (step.instruction.targets or (op,))[0] if event.line else ""
-        where = (PURPOSES.get(op, op), op, call, event.line)
-        counts[*where, event.kind, event.axes, event.ranks, event.full, event.sent] += 1
+        where = (PURPOSES.get(op, op), op, " ".join(step.instruction.targets), event.line)
+        counts[*where, event.kind, event.axes, len(event.group), event.full, event.sent] += 1
     return Traffic(run.stage, tuple(Flow(*key[:-1], calls, calls * key[-1]) for key, calls in counts.items()))
 
 
