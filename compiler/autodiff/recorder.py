@@ -31,6 +31,7 @@ class Recorder(TorchDispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.nodes: list[Node] = []
         self.origin = Origin()
+        self.source: Node | None = None
         self.base = "v"
         self._values: dict[int, Value] = {}
         self._alive: list[torch.Tensor] = []  # so that no identity is reused
@@ -75,7 +76,7 @@ class Recorder(TorchDispatchMode):
     def add(self, op: str, args: tuple[Any, ...], result: torch.Tensor | tuple[torch.Tensor | None, ...]) -> Any:
         """Record one of planc's operators whose result tensors are made by the caller (None: nobody wants it)."""
         results = result if isinstance(result, tuple) else (result,)
-        node = Node(op, args, {}, [], self.origin)
+        node = Node(op, args, {}, [], self.origin, self.source)
         node.outputs = [None if tensor is None else self._output(tensor, node) for tensor in results]
         self.nodes.append(node)
         return result
@@ -96,7 +97,7 @@ class Recorder(TorchDispatchMode):
         if op in ALIASES:
             self.bind(result, self._known(args[0]))
             return result
-        node = Node(op, self._encode(args), self._encode_kwargs(kwargs), [], self.origin)
+        node = Node(op, self._encode(args), self._encode_kwargs(kwargs), [], self.origin, self.source)
         if func._schema.is_mutable:
             return self._record_mutation(func, node, args, kwargs, result)
         results = result if isinstance(result, (tuple, list)) else (result,)
@@ -133,7 +134,7 @@ class Recorder(TorchDispatchMode):
         for tensor in before:
             value = old[id(tensor)]
             if id(value) not in now:
-                after = Node("planc.after", (value, node.outputs[0]), {}, [], self.origin)
+                after = Node("planc.after", (value, node.outputs[0]), {}, [], self.origin, self.source)
                 after.outputs = [Value(self.fresh(self.base), value.dtype, value.shape, value.kind, producer=after)]
                 self.nodes.append(after)
                 now[id(value)] = after.outputs[0]
@@ -167,14 +168,14 @@ class Recorder(TorchDispatchMode):
         return {key: self._encode(item) for key, item in kwargs.items() if key not in DROPPED}
 
     @contextmanager
-    def at(self, origin: Origin, base: str) -> Iterator[None]:
-        """Nodes recorded inside have this origin, and names made from `base`."""
-        before = self.origin, self.base
-        self.origin, self.base = origin, base
+    def at(self, node: Node, base: str) -> Iterator[None]:
+        """What is recorded inside is for this node of the graph, and names are made from `base`."""
+        before = self.origin, self.source, self.base
+        self.origin, self.source, self.base = node.origin, node, base
         try:
             yield
         finally:
-            self.origin, self.base = before
+            self.origin, self.source, self.base = before
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

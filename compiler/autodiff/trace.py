@@ -137,7 +137,7 @@ def run_node(tracer: Tracer, node: Node) -> dict[Value, torch.Tensor]:
     }
     tracer.tensors.update(leaves)
     base = next((out.name for out in node.outputs if out is not None), "v")
-    with recorder.at(node.origin, base.split(".")[0]):
+    with recorder.at(node, base.split(".")[0]):
         with recorder:
             result = FORWARD[node.op](tracer, node) if node.op in FORWARD else tracer.call(node)
     tracer.tensors = before
@@ -178,7 +178,7 @@ def differentiate_node(
     wanted = [value for value in leaves if value.differentiable]
     if not wanted or all(gradient is None for gradient in given):
         return
-    with recorder.at(node.origin, f"d_{wanted[0].name.rsplit('.', 1)[0]}"), recorder:
+    with recorder.at(node, f"d_{wanted[0].name.rsplit('.', 1)[0]}"), recorder:
         found = BACKWARD[node.op](tracer, node, given) if node.op in BACKWARD else None
         if found is None:
             pairs = [(t, g) for t, g in zip(tracer.results[node], given) if g is not None and t.requires_grad]
@@ -189,7 +189,7 @@ def differentiate_node(
             results = torch.autograd.grad(tensors, inputs, cotangents, allow_unused=True)
             found = {value: gradient for value, gradient in zip(wanted, results) if gradient is not None}
     for value, gradient in found.items():
-        with recorder.at(node.origin, f"d_{value.name}"):
+        with recorder.at(node, f"d_{value.name}"):
             accumulate(tracer, gradients, value, gradient)
 
 

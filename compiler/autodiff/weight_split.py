@@ -114,6 +114,7 @@ def _part(needed: list[int], nodes: list[Node], pairs: Sequence[tuple[int, Value
     def placed(node: Node) -> Node:
         if node.op != PRODUCT:
             return node
-        return Node(node.op, (gradients.index(node.outputs[0]), *node.args[1:]), node.kwargs, node.outputs, node.origin)
+        arguments = (gradients.index(node.outputs[0]), *node.args[1:])
+        return Node(node.op, arguments, node.kwargs, node.outputs, node.origin, node.source)
 
     return BackwardPart(needed, [placed(node) for node in nodes], [k for k, _ in pairs], gradients)

@@ -63,7 +63,8 @@ class Node:
     """`outputs = op(*args, **kwargs)`. Arguments are constants, values, or (nested) tuples of them.
 
     `op` is an operator's full name: "aten.linear.default", or "planc.all_reduce" for one of planc's own. An output
-    that the operator declares but that nobody can use is None.
+    that the operator declares but that nobody can use is None. `source`, of a node of local code: the node of the graph
+    with layouts that it computes, or computes a gradient of.
     """
 
     op: str
@@ -71,6 +72,7 @@ class Node:
     kwargs: dict[str, Any]
     outputs: list[Value | None]
     origin: Origin = Origin()
+    source: Node | None = None
 
     @property
     def inputs(self) -> list[Value]:
