@@ -70,8 +70,8 @@ class Step:
 
 @dataclass
 class DryRun:
-    """One pipeline stage's step. `rank` is the one that was run; its fellows of the stage do the same. `code` has the node
-    of each line of a kind's generated code, `kinds` the kind of each call."""
+    """One pipeline stage's step. `rank` is the one that was run; its fellows of the stage do the same. `code` has the
+    node of each line of a kind's generated code, `kinds` the kind of each call."""
 
     stage: int
     rank: int

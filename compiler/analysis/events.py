@@ -36,8 +36,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Communicate:
-    """A collective or a message starts. `group`: the ranks that take part, of a message (source, destination); `axes`: the
-    mesh axes on which they differ; `full`: bytes of the whole (gathered) value; `sent`: bytes that this rank sends
+    """A collective or a message starts. `group`: the ranks that take part, of a message (source, destination); `axes`:
+    the mesh axes on which they differ; `full`: bytes of the whole (gathered) value; `sent`: bytes that this rank sends
     (`runtime.transport.calls.sent_bytes`); `storages`: what it reads and writes. If it is not `asynchronous` the rank
     waits for it at once."""
 

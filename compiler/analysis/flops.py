@@ -52,13 +52,15 @@ def attention_backward(args: Sequence[Any], results: Sequence[Any]) -> int:
 
 
 def kernel(causal: int) -> Rule:
-    """An attention kernel: query, key, value, …, whether causal at this position."""
-    return lambda args, results: attention((*args[:3], None, args[causal]), results)
+    """An attention kernel: query, key, value, …; whether it is causal is argument `causal`, if it is there."""
+    return lambda args, results: attention((*args[:3], None, any(args[causal : causal + 1])), results)
 
 
 def kernel_backward(causal: int) -> Rule:
-    """d_out, query, key, value, …, whether causal at this position."""
-    return lambda args, results: attention_backward((*args[:4], None, None, None, args[causal]), results)
+    """d_out, query, key, value, …; whether it is causal is argument `causal`, if it is there."""
+    return lambda args, results: attention_backward(
+        (*args[:4], None, None, None, any(args[causal : causal + 1])), results
+    )
 
 
 def _scores(query: Any, key: Any) -> int:

@@ -1,10 +1,10 @@
 """The time reader: how long a step takes on the plan's cluster, and what it spends the time on.
 
-The events of a dry run are played on a model of the machine (`compiler.analysis.machine`): operators one after the other,
-each as long as the roofline says; communication beside them, one stream for each set of mesh axes (as NCCL has one for
-each communicator) and for each direction of messages, as long as α and β say. A rank stands still where it waits for a
-communication that has not ended: that time is *exposed*. Collectives start when all their members are there, so the
-stages of a pipeline are played together, one rank of each.
+The events of a dry run are played on a model of the machine (`compiler.analysis.machine`): operators one after the
+other, each as long as the roofline says; communication beside them, one stream for each set of mesh axes (as NCCL has
+one for each communicator) and for each direction of messages, as long as α and β say. A rank stands still where it
+waits for a communication that has not ended: that time is *exposed*. Collectives start when all their members are
+there, so the stages of a pipeline are played together, one rank of each.
 
 Kernels reach no peak and launches take time, so a step takes longer than this; ratios between plans are what it is for.
 """
@@ -35,8 +35,8 @@ class Span:
 
 @dataclass(frozen=True)
 class StageTime:
-    """One stage's step. Seconds: until it is done; of computation; exposed, by the axes that it communicated over; and in
-    which it waited for other stages. `flops` by dtype are those that a rank executes, recomputation included."""
+    """One stage's step. Seconds: until it is done; of computation; exposed, by the axes that it communicated over; and
+    in which it waited for other stages. `flops` by dtype are those that a rank executes, recomputation included."""
 
     stage: int
     seconds: float
@@ -219,8 +219,8 @@ def read_time(runs: Sequence[DryRun], machine: Machine, model_flops: int) -> Ste
 
 
 def model_flops(graph: Graph) -> int:
-    """Of a training step of the whole model on the whole batch: an operator's forward, and as much again for the gradient
-    of each of its operands, two at most (what an attention recomputes of its scores does not count)."""
+    """Of a training step of the whole model on the whole batch: an operator's forward, and as much again for the
+    gradient of each of its operands, two at most (what an attention recomputes of its scores does not count)."""
     total = 0
     for node in graph.nodes:
         forward = flops(node.op, node.args, node.outputs)

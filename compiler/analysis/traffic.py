@@ -38,8 +38,8 @@ PURPOSES: dict[str, str] = {
 @dataclass(frozen=True)
 class Flow:
     """Equal communications of a step: `calls` of them, each of `full` bytes (of the whole value), and `sent` bytes of
-    all together. `op` and `target` are the instruction's; `line` is that of a segment's code, 0 for what the instruction
-    does itself."""
+    all together. `op` and `target` are the instruction's; `line` is that of a segment's code, 0 for what the
+    instruction does itself."""
 
     purpose: str
     op: str

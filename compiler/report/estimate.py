@@ -99,16 +99,15 @@ def time_lines(found: Estimate) -> list[str]:
     """The step and what it consists of."""
     time = found.time
     slowest = max(time.stages, key=lambda stage: stage.seconds - stage.waiting)
-    exposed = ", ".join(
-        f"{show_time(s)} over {','.join(axes)}" for axes, s in sorted(slowest.exposed.items(), key=lambda item: -item[1])
-    )
+    longest = sorted(slowest.exposed.items(), key=lambda item: -item[1])
+    exposed = ", ".join(f"{show_time(seconds)} over {','.join(axes)}" for axes, seconds in longest)
     parts = [f"{show_time(slowest.compute)} of computation"]
     parts += [f"exposed communication {exposed}"] if exposed else []
     parts += [f"bubble {100 * time.bubble:.3g} %"] if len(time.stages) > 1 else []
-    rate = f"{found.tokens / time.seconds:,.0f} tokens/s" if found.tokens else f"{found.rows / time.seconds:,.0f} rows/s"
+    what, count = ("tokens", found.tokens) if found.tokens else ("rows", found.rows)
     return [
         f"step on {found.ranks} x {found.machine.device.name}, at least {show_time(time.seconds)}: {', '.join(parts)}",
-        f"MFU {100 * found.mfu:.3g} % of {time.dtype}'s peak, {rate}",
+        f"MFU {100 * found.mfu:.3g} % of {time.dtype}'s peak, {count / time.seconds:,.0f} {what}/s",
     ]
 
 
