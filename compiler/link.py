@@ -69,7 +69,8 @@ class _Linker:
 
     def link(self) -> Linked:
         main = self.assigned.main
-        segments = split(main, units(self.captured.lists, self.captured.modules, self.plan.segments))
+        points = self.plan.pipeline.split_before if self.plan.pipeline is not None else ()
+        segments = split(main, units(self.captured.lists, self.captured.modules, self.plan.segments, points))
         for segment in segments:
             self.slots.update((value, f"{segment.name}/{value.name}") for value in segment.outputs)
         infos = self.calls(segments)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compiler.analysis.flops import flops
-from compiler.analysis.machine import Machine, sent
+from compiler.analysis.machine import Machine
 from compiler.autodiff.partition import VIEWS
 from compiler.ir.graph import Node
 from runtime.cuts import parse_cuts
+from runtime.transport.calls import sent_bytes
 
 if TYPE_CHECKING:
     from compiler.link import Kind
@@ -93,7 +94,7 @@ def cost_of(nodes: Iterable[Node], machine: Machine) -> Cost:
                 under_way[node.outputs[0]] = link_free
             else:
                 now = link_free
-            total += Cost(sent=sent(kind, machine.ranks(axes), full))
+            total += Cost(sent=sent_bytes(kind, machine.ranks(axes), full))
         else:
             work, moved = node_flops(node), moved_bytes(node)
             seconds = machine.seconds(work, moved, dtype_of(node))

@@ -15,6 +15,7 @@ from compiler.dsl.plan import ClusterSpec, Plan
 from compiler.dsl.strings import Link
 from compiler.layout.placement import Mesh
 from runtime.context import TIME
+from runtime.transport.calls import sent_bytes
 
 INTRA = Link("PCIe 5", 64e9, 5e-6)
 INTER = Link("InfiniBand NDR", 50e9, 10e-6)
@@ -53,7 +54,7 @@ class Machine:
         """Seconds of a collective ("all_reduce", "all_gather", …) over `axes` on `full` bytes of the whole value, or of a
         message ("send")."""
         n, link = self.ranks(axes), self.link(axes)
-        return STEPS[kind](n) * (link.latency or 0.0) + sent(kind, n, full) / link.bandwidth
+        return STEPS[kind](n) * (link.latency or 0.0) + sent_bytes(kind, n, full) / link.bandwidth
 
 
 STEPS = {
@@ -64,13 +65,6 @@ STEPS = {
     "send": lambda n: 1,
 }
 """One after the other: a tree for an all-reduce, rings for the others."""
-
-
-def sent(kind: str, ranks: int, full: int) -> int:
-    """Bytes that a rank sends; bandwidth-optimal algorithms, as the transports' counters count."""
-    if kind == "send":
-        return full
-    return (2 if kind == "all_reduce" else 1) * full * (ranks - 1) // ranks
 
 
 def machine(plan: Plan, mesh: Mesh) -> Machine:

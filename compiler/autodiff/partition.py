@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.autodiff.trace import Recorded
-from compiler.ir.graph import Node, Value
+from compiler.ir.graph import Node, Value, live
 
 VIEWS = frozenset(
     f"aten.{name}"
@@ -152,14 +152,3 @@ def recomputes(node: Node, policy: str) -> bool:
     if policy == "none" or node.op.startswith("planc.opaque"):
         return False
     return policy == "full" or not node.op.startswith(COSTLY)
-
-
-def live(nodes: list[Node], wanted: list[Value]) -> list[Node]:
-    """The nodes that `wanted` depends on."""
-    alive = set(wanted)
-    kept = []
-    for node in reversed(nodes):
-        if any(out in alive for out in node.outputs if out is not None):
-            alive.update(node.inputs)
-            kept.append(node)
-    return kept[::-1]

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from compiler.autodiff.partition import COSTLY, PRODUCT, VIEWS, SegmentCode, live
-from compiler.ir.graph import Node, Value
+from compiler.autodiff.partition import COSTLY, PRODUCT, VIEWS, SegmentCode
+from compiler.ir.graph import Node, Value, live
 
 
 @dataclass

@@ -9,7 +9,7 @@ order with inputs and outputs; it is in single-assignment form and has no side e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,13 +117,18 @@ class Graph:
 
     def remove_dead(self) -> None:
         """Drop nodes that reach no output (operators here have no side effects)."""
-        live: set[Value] = set(self.outputs.values())
-        kept: list[Node] = []
-        for node in reversed(self.nodes):
-            if any(out in live for out in node.outputs if out is not None):
-                live.update(node.inputs)
-                kept.append(node)
-        self.nodes = kept[::-1]
+        self.nodes = live(self.nodes, self.outputs.values())
+
+
+def live(nodes: Iterable[Node], wanted: Iterable[Value]) -> list[Node]:
+    """The nodes that `wanted` depends on, in their order."""
+    alive = set(wanted)
+    kept = []
+    for node in reversed(list(nodes)):
+        if any(out in alive for out in node.outputs):
+            alive.update(node.inputs)
+            kept.append(node)
+    return kept[::-1]
 
 
 def values_in(argument: Any) -> Iterator[Value]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from compiler.emit.folder import kind_source
 from compiler.ir.text import print_graph
 from compiler.report.asked import APPLIED, NOTHING, PARTLY, Asked
+from compiler.report.numbers import count
 from runtime.instructions import format_stream
 from runtime.program import Program
 
@@ -75,14 +76,6 @@ def print_compilation(console: Console, compilation: Compilation, folder: Any = 
     )
     if folder is not None:
         console.print(f"program: {folder}")
-
-
-def count(number: int) -> str:
-    """1234567 → "1.23M"."""
-    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{suffix}"
-    return str(number)
 
 
 def compilation_json(compilation: Compilation, folder: Any = None) -> dict[str, Any]:

@@ -24,8 +24,12 @@ class Segment:
     outputs: list[Value] = field(default_factory=list)
 
 
-def units(lists: Mapping[str, Sequence[str]], classes: Mapping[str, str], extra: Iterable[Pattern] = ()) -> list[str]:
-    """Module paths that become segments: elements of lists whose elements are of one class, and those asked for."""
+def units(
+    lists: Mapping[str, Sequence[str]], classes: Mapping[str, str], extra: Iterable[Pattern] = (),
+    points: Iterable[Pattern] = (),
+) -> list[str]:  # fmt: skip
+    """Module paths that become segments: elements of lists whose elements are of one class, those asked for (`extra`),
+    and those at which a pipeline stage begins (`points`), unless they hold or lie in one of the others."""
     found: list[str] = []
     for path, children in lists.items():
         kinds = {classes.get(child) for child in children}
@@ -33,8 +37,16 @@ def units(lists: Mapping[str, Sequence[str]], classes: Mapping[str, str], extra:
             found += children
     for pattern in extra:
         found += [path for path in classes if path and pattern.matches(path)]
+    for pattern in points:
+        named = [path for path in classes if path and pattern.matches(path)]
+        found += [path for path in named if not any(related(path, other) for other in found)]
     outermost = [path for path in dict.fromkeys(found) if not any(path.startswith(f"{other}.") for other in found)]
     return outermost
+
+
+def related(path: str, other: str) -> bool:
+    """Whether one module holds the other."""
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
 
 
 def split(graph: Graph, unit_paths: Sequence[str]) -> list[Segment]:
@@ -47,7 +59,7 @@ def split(graph: Graph, unit_paths: Sequence[str]) -> list[Segment]:
             segments.append(Segment("", unit, []))
         segments[-1].nodes.append(node)
     _name(segments)
-    _connect(graph, segments)
+    connect(graph, segments)
     return segments
 
 
@@ -70,7 +82,8 @@ def _name(segments: list[Segment]) -> None:
         segment.name = base if count == 1 else f"{base}.part{count}"
 
 
-def _connect(graph: Graph, segments: list[Segment]) -> None:
+def connect(graph: Graph, segments: list[Segment]) -> None:
+    """Find what each segment reads from outside, and what it makes for others or for the graph's outputs."""
     home = {out: segment for segment in segments for node in segment.nodes for out in node.outputs if out is not None}
     leaving = dict.fromkeys(graph.outputs.values())
     for segment in segments:

@@ -1,0 +1,1 @@
+"""Pipeline stages: which stage runs which call, and what passes between them."""

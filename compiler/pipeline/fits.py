@@ -1,0 +1,36 @@
+"""Does every pipeline rank have the memory that its stages need? A prediction, so a warning at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.analysis.machine import Machine
+from compiler.diagnostics import Diagnostic, declare_codes
+from compiler.dsl.plan import Plan
+from compiler.dsl.units import show_size
+from compiler.pipeline.split import Assignment
+from compiler.schedule.actions import Pipeline
+from compiler.schedule.timing import peak_activations
+
+declare_codes({"W230": "a pipeline rank that may need more memory than its device has"})
+
+
+def memory_warnings(plan: Plan, assignment: Assignment, schedule: Pipeline, machine: Machine) -> Iterator[Diagnostic]:
+    """A warning about the rank that exceeds its device's memory most, if the plan names the device."""
+    strategy = plan.pipeline
+    if strategy is None or plan.cluster is None:
+        return
+    state = assignment.state(schedule)
+    peaks = peak_activations(schedule, assignment.costs(schedule, machine, strategy.axes)).bytes
+    need = [a + b for a, b in zip(state, peaks)]
+    worst = max(range(schedule.ranks), key=need.__getitem__)
+    memory = machine.device.memory
+    if need[worst] > memory:
+        yield Diagnostic(
+            "warning",
+            "W230",
+            f"rank {worst} of the pipeline needs about {show_size(need[worst])}, its device has {show_size(memory)}",
+            strategy.span,
+            label=f"{show_size(state[worst])} of parameters and their state, {show_size(peaks[worst])} of activations",
+            help=("use more stages, more micro-batches of fewer rows, `recompute`, or `zero`",),
+        )

@@ -1,0 +1,42 @@
+"""What a rank holds of a parameter all step long: itself, its gradient, the optimizer's state, and a master copy."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from compiler.autodiff.local import shape_of
+from compiler.dsl.plan import OptimizerSpec, Plan
+from compiler.ir.graph import Value
+from compiler.layout.placement import Layout, Mesh, Varying
+from compiler.precision import Precision
+
+
+def state_bytes(plan: Plan, value: Value, mesh: Mesh, trained: bool, own: str | None = None) -> int:
+    """Bytes on the device of a rank; what ZeRO cuts counts as the part of each (Rajbhandari et al. 2020). `own`: the dtype
+    that the model gave the parameter, by default that of the value."""
+    stored = Precision.of(plan).stored(own or value.dtype)
+    zero, layout = plan.zero, value.layout or Layout()
+    over = mesh.parts(*zero.axes) if zero is not None else ()
+    ways = math.prod(mesh.size(axis) for axis in over if isinstance(layout[axis], Varying))
+    held = [(stored.dtype, 3)]  # dtype, and the stage of ZeRO that cuts it
+    if trained and plan.mode == "train":
+        master = stored.master or stored.dtype
+        held += [(stored.reduce, 2)]
+        held += [(master, 1)] * (moments(plan.optimizer) + (stored.master is not None))
+    offload = zero.offload if zero is not None else "none"
+    if offload in ("params", "all"):
+        held = held[1:]
+    if offload in ("optimizer", "all"):
+        held = [part for part in held if part[1] > 1]
+    stage = zero.stage if zero is not None else 0
+    size = sum(getattr(torch, dtype).itemsize / (ways if stage >= cut else 1) for dtype, cut in held)
+    return math.ceil(math.prod(shape_of(value, mesh)) * size)
+
+
+def moments(optimizer: OptimizerSpec | None) -> int:
+    """Running averages that the optimizer keeps of each element."""
+    if optimizer is None:
+        return 0
+    return 2 if optimizer.name == "adamw" else int(bool(optimizer.options.get("momentum")))

@@ -1,0 +1,68 @@
+"""The table of pipeline stages: what each runs, holds and takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from compiler.dsl.units import show_size
+from compiler.pipeline.split import Assignment
+from compiler.report.numbers import count, duration
+from compiler.schedule.actions import Pipeline
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A stage on its rank. `parameters`: elements of the whole parameters that it uses; `state`: bytes of them and of what
+    belongs to them; `activations`: bytes of `in_flight` micro-batches; `flops` and `seconds`: of one micro-batch's forward
+    and backward on one device."""
+
+    stage: int
+    rank: int
+    first: str
+    last: str
+    parameters: int
+    state: int
+    in_flight: int
+    activations: int
+    flops: int
+    seconds: float
+
+
+def stage_rows(assignment: Assignment, schedule: Pipeline, sizes: Mapping[str, int]) -> Iterator[StageRow]:
+    """One row for each stage; `sizes` are the elements of the parameters."""
+    for k, stage in enumerate(assignment.stages):
+        run = stage.run
+        yield StageRow(
+            k,
+            schedule.rank_of[k],
+            stage.calls[0],
+            stage.calls[-1],
+            sum(sizes[name] for name in run.parameters),
+            run.state,
+            stage.in_flight,
+            stage.in_flight * run.activation,
+            run.flops,
+            run.seconds,
+        )
+
+
+def stage_table(rows: Iterable[StageRow]) -> Table:
+    """For people."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("stage", "rank", "runs", "parameters", "state", "activations", "FLOPs", "time"):
+        table.add_column(title, justify="left" if title == "runs" else "right")
+    for row in rows:
+        table.add_row(
+            str(row.stage),
+            str(row.rank),
+            row.first if row.first == row.last else f"{row.first} … {row.last}",
+            count(row.parameters),
+            show_size(row.state),
+            f"{row.in_flight} x {show_size(row.activations // row.in_flight)}",
+            count(row.flops),
+            duration(row.seconds),
+        )
+    return table
