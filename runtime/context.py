@@ -16,6 +16,7 @@ from torch import Tensor
 from runtime import attention as attention_kernels
 from runtime import cross_entropy, random
 from runtime.cuts import Cut, parse_cuts, positions
+from runtime.log_sum_exp import log_sum_exp
 from runtime.mesh import Mesh
 from runtime.opaque import call_opaque
 from runtime.transport import Transport
@@ -171,6 +172,11 @@ class RankContext:
         local = index - start
         others = (local < 0) | (local >= length)
         return local.masked_fill(others, 0), others.unsqueeze(-1)
+
+    def log_sum_exp(self, x: Tensor, cut: str) -> Tensor:
+        """Along a dimension that is cut, which keeps size 1; at least in float32 (see `runtime.log_sum_exp`)."""
+        _, real, _, reduce = self._classes(cut)
+        return log_sum_exp(x, parse_cuts(cut)[0].dim, real, reduce)
 
     def cross_entropy(
         self, logits: Tensor, target: Tensor, weight: Tensor | None, ignore: int, smoothing: float, cut: str

@@ -28,7 +28,7 @@ def forward(
     largest = reduce(largest, "max")
     index, mine = _own_class(target, start, real)
     sums = [
-        (own.to(wide) - largest.unsqueeze(dim)).exp_().sum(dim),
+        torch.sub(own, largest.unsqueeze(dim)).exp_().sum(dim),
         torch.where(mine, _at(own, index, dim).to(wide), 0.0),
     ]
     if weight is not None:
@@ -65,11 +65,12 @@ def backward(
         own_weights = weight[:real].to(wide)
         parts = [torch.where(mine, _at_weight(weight, index).to(wide), 0.0), own_weights.sum().expand(target.shape)]
         per_class, total = reduce(torch.stack(parts), "sum")
-    softmax = (logits.narrow(dim, 0, real).to(wide) - lse.unsqueeze(dim)).exp_()
     mass = (1.0 - smoothing) * per_class + smoothing / classes * total
-    result = torch.zeros_like(logits, dtype=wide)
+    # In the one tensor of the result: the softmax, then what is subtracted from it.
+    result = torch.empty_like(logits, dtype=wide)
     own = result.narrow(dim, 0, real)
-    own.copy_(softmax.mul_((scale * mass).unsqueeze(dim)))
+    result.narrow(dim, real, result.shape[dim] - real).zero_()
+    torch.sub(logits.narrow(dim, 0, real), lse.unsqueeze(dim), out=own).exp_().mul_((scale * mass).unsqueeze(dim))
     if smoothing:
         shape = [-1 if k == dim else 1 for k in range(own.dim())]
         each: Tensor | float = 1.0 if weight is None else weight[:real].to(wide).view(shape)

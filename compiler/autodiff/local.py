@@ -18,6 +18,7 @@ COMMUNICATES = {
     "planc.all_to_all": 1,
     "planc.cross_entropy": -1,
     "planc.cross_entropy_backward": -1,
+    "planc.log_sum_exp": -1,
 }
 """Operators of local code that communicate, and which argument says over what: axes, an axis, or a cut."""
 

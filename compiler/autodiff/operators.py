@@ -197,26 +197,6 @@ def cross_entropy_backward(tracer: Tracer, node: Node, gradients: list) -> dict[
     return {logits: recorder.add("planc.cross_entropy_backward", arguments, result)}
 
 
-@forward("aten.embedding.default")
-def embedding(tracer: Tracer, node: Node) -> Any:
-    """Of a table that is cut by rows: tokens of other ranks look up row 0 and get zeros."""
-    table, tokens = node.args[:2]
-    axes = tuple(a for a in tracer.mesh.names if isinstance(p := table.layout[a], Shard) and p.dim == 0)
-    if not axes:
-        return tracer.call(node)
-    cut = held_cut_text(table, axes, tracer.mesh)
-    local = shape_of(tokens, tracer.mesh)
-    results = (tracer.recorder.empty(local, tokens.dtype), tracer.recorder.empty((*local, 1), "bool"))
-    rows, others = tracer.recorder.add("planc.own_rows", (tracer.value(tokens), cut), results)
-    found = torch.nn.functional.embedding(rows, tracer.tensor(table))
-    padding = node.args[2] if len(node.args) > 2 else -1
-    if padding >= 0:
-        # The padding row is read, but gets no gradient.
-        is_padding = (tracer.tensor(tokens) == padding).unsqueeze(-1)
-        found = torch.where(is_padding, found.detach(), found)
-    return found.masked_fill(others, 0.0)
-
-
 @forward("planc.rows")
 def rows(tracer: Tracer, node: Node) -> torch.Tensor:
     """The number of elements that a mean runs over, counting only real rows of the batch."""

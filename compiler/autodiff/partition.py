@@ -31,7 +31,8 @@ VIEWS = frozenset(
 
 COSTLY = (
     "aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.convolution.", "planc.attention", "planc.opaque",
-    "planc.all_reduce", "planc.all_gather", "planc.reduce_scatter", "planc.all_to_all",
+    "planc.all_reduce", "planc.all_gather", "planc.reduce_scatter", "planc.all_to_all", "planc.cross_entropy",
+    "planc.log_sum_exp",
 )  # fmt: skip
 
 PRODUCT = "planc.product_into"

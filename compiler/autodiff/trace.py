@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+import compiler.autodiff.lookup
+import compiler.autodiff.softmax  # noqa: F401  (they register operators)
 from compiler.autodiff.local import localized, shape_of
 from compiler.autodiff.operators import BACKWARD, FORWARD
 from compiler.autodiff.recorder import Recorder

@@ -6,7 +6,7 @@ propagation derives which cuts an operator can work under:
 
 - a factor in the results may be cut: each rank computes its part;
 - a factor that is only in operands is *reduced*: cutting it turns the results into partial terms;
-- a factor that is `fixed` (the dimension of a softmax, a sort, …) must be whole on every rank;
+- a factor that is `fixed` (the dimension of a sort, …) must be whole on every rank;
 - an operand without the factor is used whole, in work that differs from rank to rank.
 
 `linear` names the groups of operands in which the operator is linear: if all operands of one group are partial sums
@@ -37,7 +37,8 @@ class Rule:
     `sizes` gives each factor's size. `reduces` gives the reduction of a factor that is not in the results
     ("sum" if absent). `addends` are operands that are added to what is summed (a bias): where a summed factor is cut,
     one rank alone adds them. A `collective` factor is reduced by the operator itself, which communicates where it is
-    cut: its results are whole. `shape_only` operands are asked for their type alone: any layout will do. `size_arg` is
+    cut: its results are whole (or cut along it, if they have it). From a `picked` factor the operator reads chosen
+    positions, so its padding does not matter. `shape_only` operands are asked for their type alone: any layout will do. `size_arg` is
     the index of a positional argument that is the first result's shape, to be replaced by the local shape. `localize`
     rewrites the call where that is not enough. `cheap`: recomputing the result from its operands costs next to
     nothing (a view, a fill), so a consumer that needs only a part of it gets a call of its own that makes just that
@@ -52,6 +53,7 @@ class Rule:
     linear: tuple[frozenset[int], ...] = ()
     addends: frozenset[int] = frozenset()
     collective: frozenset[str] = frozenset()
+    picked: frozenset[str] = frozenset()
     shape_only: frozenset[int] = frozenset()
     size_arg: int | None = None
     localize: Localize | None = None

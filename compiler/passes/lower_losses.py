@@ -31,6 +31,7 @@ class LowerLosses:
              %loss.sum1 : float32[] = aten.sum.dim_IntList(%loss.cross_entropy, [0], False)
              %loss : float32[] = aten.div.Tensor(%loss.sum1, %loss.sum)
 
+    The entries that a likelihood (`nll_loss`) takes are read by `gather`, which works on classes that are cut.
     Other losses (`mse_loss`, `binary_cross_entropy`, …) keep their operator, with reduction "none", and are divided
     by `planc.count`.
     """
@@ -77,11 +78,23 @@ def _over_classes(node: Node, emit: Emitter) -> Value:
         shape = logits.shape[:1] + logits.shape[2:] if len(logits.shape) > 1 else ()
         each = emit.node("planc.cross_entropy", args, {}, shape, logits.dtype)
     else:
-        each = emit("aten.nll_loss_nd.default", logits, target, weight, NONE, ignored)
+        each = _picked(emit, logits, target, weight, ignored)
     probabilities = target.shape == logits.shape and target.dtype not in ("int64", "uint8")
     if given["reduction"] != MEAN or probabilities:
         return _reduced(node, emit, each)
     return _reduced(node, emit, each, _valid(emit, target, weight, ignored, accumulation(each.dtype)))
+
+
+def _picked(emit: Emitter, logs: Value, target: Value, weight: Value | None, ignored: int) -> Value:
+    """Minus the entry of `logs` [n, c, …] that the target names, times its class's weight; 0 for ignored ones."""
+    dim = 1 if len(logs.shape) > 1 else 0
+    skipped = emit("aten.eq.Scalar", target, ignored)
+    classes = emit("aten.masked_fill.Scalar", target, skipped, 0)
+    entries = emit("aten.gather.default", logs, dim, emit("aten.unsqueeze.default", classes, dim))
+    each = emit("aten.neg.default", emit("aten.squeeze.dim", entries, dim))
+    if weight is not None:
+        each = emit("aten.mul.Tensor", each, emit("aten.index.Tensor", weight, (classes,)))
+    return emit("aten.masked_fill.Scalar", each, skipped, 0)
 
 
 def _valid(emit: Emitter, target: Value, weight: Value | None, ignored: int, dtype: str) -> Value:

@@ -795,12 +795,6 @@ def _cross_entropy_one(pick: Pick):
     return "planc.cross_entropy", real(3), whole(3), None, -100, 0.0
 
 
-@call("nll_loss")
-def _nll_loss(pick: Pick):
-    n, c = pick(1, 5), pick(1, 4)
-    return "aten.nll_loss_nd.default", real(n, c), whole(c, n), None, 0, -100
-
-
 for _name in "mse_loss l1_loss smooth_l1_loss huber_loss".split():
 
     @call(_name)

@@ -17,6 +17,7 @@ from torch import Tensor
 from compiler.autodiff.local import localized, shape_of
 from compiler.ir.graph import Graph, Node, Value, map_values
 from compiler.layout.placement import Layout, Mesh, Partial, Replicate, Shard, Varying, shard_axes, transpose
+from compiler.layout.rule import rule_of
 from compiler.layout.rules.signature import arguments
 
 Parts = list[Tensor]
@@ -367,7 +368,7 @@ class Simulator:
             if node.op in REDISTRIBUTIONS:
                 self.parts[node.outputs[0]] = self.collectives.run(node, self.parts[node.args[0]])
                 continue
-            self.whole_classes(node)
+            self.exchange(node)
             for rank, at in enumerate(self.collectives.ranks):
                 results = self.compute(node, rank, at)
                 for out, tensor in zip(node.outputs, results):
@@ -377,30 +378,55 @@ class Simulator:
                         assert fits, f"{node.op} made {tuple(tensor.shape)} for {out.layout}"
         return self.parts
 
-    def whole_classes(self, node: Node) -> None:
-        """A loss over classes that are cut exchanges what it needs: here, everything."""
-        if node.op != "planc.cross_entropy":
-            return
-        for value in (item for item in (node.args[0], node.args[2]) if isinstance(item, Value)):
-            dim = 1 if value is node.args[0] and len(value.shape) > 1 else 0
-            self.gathered[value] = self.parts[value]
-            axes = shard_axes(value.layout, Shard(dim), self.mesh)
-            if axes:
-                cut = (axes, dim, 1, value.shape[dim], 1)
-                there = lambda parts, cut=cut: self.collectives.all_gather(parts, *cut)
-                back = lambda parts, cut=cut: self.collectives.shard(parts, *cut, zero=True)
-                self.gathered[value] = list(Exchange.apply(there, back, *self.parts[value]))
+    def exchange(self, node: Node) -> None:
+        """An operator over a dimension that is cut exchanges what it needs: here, everything."""
+        rule = rule_of(node)
+        self.gathered = {}
+        for value, dims in zip(node.inputs, rule.operands):
+            for dim, names in enumerate(dims):
+                axes = shard_axes(value.layout, Shard(dim), self.mesh)
+                if axes and rule.collective & set(names):
+                    cut = (axes, dim, 1, value.shape[dim], 1)
+                    there = lambda parts, cut=cut: self.collectives.all_gather(parts, *cut)
+                    # Ranks that each make a part of the result each have a term of the gradient.
+                    apart = any(names == kept for kept in rule.results[0] or ())
+                    how = self.collectives.reduce_scatter if apart else self.collectives.shard
+                    back = lambda parts, cut=cut, how=how: how(parts, *cut, zero=True)
+                    self.gathered[value] = list(Exchange.apply(there, back, *self.parts[value]))
+
+    def own_part(self, node: Node, k: int, tensor: Tensor | None, at: Mapping[str, int]) -> Tensor | None:
+        """Of result k that has a dimension along which everything was exchanged."""
+        out, rule = node.outputs[k], rule_of(node)
+        if out is None or tensor is None:
+            return tensor
+        for dim, names in enumerate(rule.results[k] or ()):
+            if rule.collective & set(names):
+                tensor = tensor.index_select(dim, held(out.shape, out.layout, self.mesh, at)[dim].clamp(min=0))
+        return tensor
+
+    def own_positions(self, value: Value, dim: int, index: Tensor, at: Mapping[str, int]) -> tuple[Tensor, Tensor]:
+        """(where in this rank's part the positions are, whether it has them)."""
+        found = (index[..., None] == held(value.shape, value.layout, self.mesh, at)[dim]).long()
+        return found.argmax(-1), found.any(-1)
 
     def looked_up(self, node: Node, rank: int, at: Mapping[str, int]) -> Tensor:
         """Of a table that is cut by rows: zero for the rows of others."""
         given = arguments(node)
         table, tokens = given["weight"], self.parts[given["indices"]][rank]
-        rows = held(table.shape, table.layout, self.mesh, at)[0]
-        found = (tokens[..., None] == rows).long()
-        local, mine = found.argmax(-1), found.any(-1)
+        local, mine = self.own_positions(table, 0, tokens, at)
         entries = self.parts[table][rank][local]
         entries = torch.where((tokens == given["padding_idx"])[..., None], entries.detach(), entries)
         return torch.where(mine[..., None], entries, torch.zeros_like(entries))
+
+    def gather(self, node: Node, rank: int, at: Mapping[str, int]) -> Tensor:
+        """Zero for what others have."""
+        value, dim, index = node.args
+        dim %= max(len(value.shape), 1)
+        if not value.shape:
+            return self.parts[value][rank].gather(dim, self.parts[index][rank])
+        local, mine = self.own_positions(value, dim, self.parts[index][rank], at)
+        entries = self.parts[value][rank].gather(dim, local)
+        return torch.where(mine, entries, torch.zeros_like(entries))
 
     def compute(self, node: Node, rank: int, at: Mapping[str, int]) -> list[Tensor | None]:
         if node.op == "planc.count":
@@ -412,7 +438,10 @@ class Simulator:
             return [self.parts[value][rank] * dropped(value.shape, held(value.shape, value.layout, self.mesh, at), p)]
         if node.op == "aten.embedding.default":
             return [self.looked_up(node, rank, at)]
-        parts = self.parts | self.gathered if node.op == "planc.cross_entropy" else self.parts
+        if node.op == "aten.gather.default":
+            return [self.gather(node, rank, at)]
+        parts = self.parts | self.gathered
         op, args, kwargs = localized(node, self.mesh)
         args, kwargs = map_values((args, kwargs), lambda value: parts[value][rank])
-        return evaluate(op, args, kwargs)
+        results = evaluate(op, args, kwargs)
+        return [self.own_part(node, k, tensor, at) for k, tensor in enumerate(results)] if self.gathered else results

@@ -14,7 +14,7 @@ from compiler.layout.rules.views import FIRST, along
 @rule("aten.embedding.default")
 def embedding(node: Node) -> Rule:
     """Of a table cut by rows each rank looks up what it has: its result is a term, zero for the tokens of others."""
-    return by_name(node, {"weight": "v d", "indices": "..."}, "... d", linear=("weight",))
+    return by_name(node, {"weight": "v d", "indices": "..."}, "... d", linear=("weight",), picked=frozenset({"v"}))
 
 
 @rule("aten.one_hot.default")
@@ -53,7 +53,7 @@ def aligned(node: Node, linear: tuple[str, ...]) -> Rule:
 
 @rule("aten.gather.default", "aten.take_along_dim.default")
 def gather(node: Node) -> Rule:
-    """Which positions along `dim` are read may be cut; that `self` is read there needs it whole."""
+    """Which positions along `dim` are read may be cut. If `self` is cut there, each rank reads what it has: a term."""
     if arguments(node)["dim"] is None:
         return whole(node)
     found = aligned(node, ("self",))
@@ -61,7 +61,9 @@ def gather(node: Node) -> Rule:
     if found.fallback:
         return found
     read = (*found.results[0][:dim], found.operands[1][dim], *found.results[0][dim + 1 :])
-    return replace(found, results=(read,), fixed=found.fixed - set(found.operands[1][dim]))
+    free = {*found.operands[1][dim]}
+    picked = frozenset(found.operands[0][dim]) if node.op == "aten.gather.default" else frozenset()
+    return replace(found, results=(read,), fixed=found.fixed - free - picked, picked=picked)
 
 
 @rule("aten.scatter.src", "aten.scatter_add.default")

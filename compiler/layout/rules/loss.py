@@ -34,17 +34,6 @@ def cross_entropy(node: Node) -> Rule:
     return by_name(node, {"logits": every, "target": classes, "weight": "c"}, kept, **free)
 
 
-@rule("aten.nll_loss_nd.default")
-def nll_loss(node: Node) -> Rule:
-    """Without reduction; with one it is lowered before layouts are chosen, else all must be whole."""
-    given = arguments(node)
-    batch, rest = ("n", "...") if len(given["self"].shape) > 1 else ("", "")
-    if given["reduction"]:
-        return whole(node)
-    operands = {"self": f"{batch} c {rest}", "target": f"{batch} {rest}", "weight": "c"}
-    return by_name(node, operands, f"{batch} {rest}", fixed=frozenset({"c"}))
-
-
 @rule(*ELEMENTWISE)
 def elementwise(node: Node) -> Rule:
     return whole(node) if arguments(node)["reduction"] else shared(node)

@@ -6,7 +6,7 @@ from typing import Any
 
 from compiler.ir.graph import Node
 from compiler.layout.rule import LocalShapes, Rule, einsum, rule
-from compiler.layout.rules.signature import arguments, by_name, with_arguments
+from compiler.layout.rules.signature import arguments, by_name, positions, with_arguments
 from compiler.layout.rules.views import along
 
 
@@ -69,14 +69,17 @@ def _by_channel(node: Node) -> tuple[dict[str, str], list[str]]:
     return {"input": " ".join(["b", "c", *space]), **channel}, space
 
 
-@rule(
-    "aten.softmax.int",
-    "aten._softmax.default",
-    "aten.log_softmax.int",
-    "aten._log_softmax.default",
-    "aten._safe_softmax.default",
-)
+@rule("aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default")
 def softmax(node: Node) -> Rule:
+    """Where the dimension is cut, the operator exchanges maxima and sums of exponentials."""
+    rank = len(node.inputs[0].shape)
+    names = [f"d{k}" for k in range(rank)]
+    over = frozenset(f"d{k}" for k in positions(arguments(node)["dim"], rank))
+    return einsum(node, f"{' '.join(names)} -> {' '.join(names)}", collective=over)
+
+
+@rule("aten._safe_softmax.default")
+def safe_softmax(node: Node) -> Rule:
     return along(node, arguments(node)["dim"])
 
 

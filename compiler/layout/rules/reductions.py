@@ -29,7 +29,7 @@ REDUCED_OVER_RANKS = {
 
 WHOLE = """
     mean.default mean.dim var.default var.dim var.correction std.default std.dim std.correction var_mean.default
-    var_mean.dim var_mean.correction std_mean.correction prod.default prod.dim_int logsumexp.default
+    var_mean.dim var_mean.correction std_mean.correction prod.default prod.dim_int
     linalg_vector_norm.default norm.Scalar norm.ScalarOpt_dim max.dim min.dim aminmax.default argmax.default
     argmin.default median.default median.dim nanmedian.default mode.default kthvalue.default
 """.split()
@@ -57,6 +57,13 @@ def whole_dimensions(node: Node) -> Rule:
     reduced = positions(arguments(node).get("dim"), len(node.inputs[0].shape))
     linear = FIRST if node.op.startswith("aten.mean") else ()
     return reduction(node, fixed=frozenset(f"d{k}" for k in reduced), linear=linear)
+
+
+@rule("aten.logsumexp.default")
+def logsumexp(node: Node) -> Rule:
+    """Over one dimension, the operator exchanges maxima and sums where that is cut."""
+    over = frozenset(f"d{k}" for k in positions(arguments(node)["dim"], len(node.inputs[0].shape)))
+    return reduction(node, **{"collective" if len(over) == 1 else "fixed": over})
 
 
 @rule(
