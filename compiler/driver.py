@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from compiler.analysis.streams import verify_streams
 from compiler.capture import Captured, CaptureRequest, capture
 from compiler.diagnostics import Diagnostic
 from compiler.dsl import load
@@ -99,6 +100,8 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         _after_layouts(assigned, request, options.watch)
     with clock("segments"):
         linked = link(plan, captured, assigned, request)
+    with clock("verifier"):
+        verify_streams(linked.program, linked.kinds)
     program = linked.program
     result = Compilation(plan, program, captured, graph, request.mesh, assigned, linked, [], warnings, clock.seconds)
     result.asked = asked(result)

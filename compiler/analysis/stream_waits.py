@@ -79,6 +79,8 @@ def meetings(program: Program, stage: int, index: int, instruction: Instruction)
     elif instruction.op == "clip" and "grad_norm" in (program.clip or {}):
         for axes in sorted(set(program.norm_axes.values())):
             yield from meet("all_reduce", axes, "float64[] the squared norm")
+    elif instruction.op == "finite":
+        yield from meet("all_reduce", tuple(program.mesh), "max of what is not finite")
     elif instruction.op == "report":
         sets: dict[tuple[tuple[str, ...], str], list[str]] = {}
         for output in program.outputs:
