@@ -16,6 +16,7 @@ from compiler.capture import Captured
 from compiler.dsl.plan import InputSpec, Plan
 from compiler.ir.graph import Graph, Value
 from compiler.layout.placement import Layout, Mesh, Partial, Varying
+from compiler.overlap.segment import Overlap
 from compiler.passes.assign_layouts import Assigned, LayoutRequest
 from compiler.recompute import policy_for
 from compiler.schedule.buckets import Alike, Member, make_buckets
@@ -30,18 +31,25 @@ from runtime.program import Bucket, Buffer, Call, Input, Output, Parameter, Prog
 
 @dataclass
 class Kind:
-    """A distinct segment: its graph with neutral names, its code, and the calls that use it."""
+    """A distinct segment: its graph with neutral names, its code as it was recorded and as it runs, and the calls that use
+    it."""
 
     name: str
     graph: Graph
-    code: SegmentCode
+    recorded: SegmentCode
     policy: str
+    overlap: Overlap
     calls: list[str] = field(default_factory=list)
+
+    @cached_property
+    def code(self) -> SegmentCode:
+        """The code that runs: its communication is behind its computation."""
+        return self.overlap.code(self.recorded)
 
     @cached_property
     def split(self) -> SplitBackward:
         """The backward in two parts."""
-        return split_backward(self.code)
+        return self.overlap.split(split_backward(self.recorded), self.recorded)
 
 
 @dataclass
@@ -62,6 +70,7 @@ class _Linker:
     def __init__(self, plan: Plan, captured: Captured, assigned: Assigned, request: LayoutRequest):
         self.plan, self.captured, self.assigned, self.request = plan, captured, assigned, request
         self.mesh = request.mesh
+        self.overlap = Overlap.of(plan, request.mesh)
         self.kinds: dict[str, Kind] = {}
         self.by_key: dict[tuple[str, tuple[bool, ...], str], Kind] = {}
         self.slots: dict[Value, str] = {}
@@ -114,7 +123,7 @@ class _Linker:
             code = partition(trace(graph, mesh or self.mesh, flags), policy)
             name = self.kind_name(segment)
             graph.name = name
-            self.by_key[identity] = self.kinds[name] = Kind(name, graph, code, policy)
+            self.by_key[identity] = self.kinds[name] = Kind(name, graph, code, policy, self.overlap)
         return self.by_key[identity]
 
     def kind_name(self, segment: Segment) -> str:

@@ -66,8 +66,6 @@ def _check_tensor(plan: Plan, found: Diagnostics) -> None:
     strategy = plan.tensor
     if strategy is None or all(plan.axis_size(axis) == 1 for axis in strategy.axes):
         return
-    if strategy.overlap:
-        found.error("E201", "`overlap = on` is not supported yet", strategy.given["overlap"])
     named = (*strategy.column, *strategy.row, *strategy.vocab)
     if strategy.style == "auto" and ("style" in strategy.given or not named):
         found.error(

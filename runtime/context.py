@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from runtime import attention as attention_kernels
-from runtime import cross_entropy, random
+from runtime import cross_entropy, decomposition, random
 from runtime.cuts import Cut, parse_cuts, positions
 from runtime.log_sum_exp import log_sum_exp
 from runtime.mesh import Mesh
 from runtime.opaque import call_opaque
+from runtime.pending import Pending
 from runtime.transport import Transport
 
 TIME = "micro"
@@ -57,19 +58,24 @@ class RankContext:
 
     def all_reduce(self, x: Tensor, axes: tuple[str, ...], op: str) -> Tensor:
         """P → R over the axes."""
+        return self.start_all_reduce(x, axes, op, wait=True).result()
+
+    def start_all_reduce(self, x: Tensor, axes: tuple[str, ...], op: str, wait: bool = False) -> Pending:
         out = x.clone(memory_format=torch.contiguous_format)
-        self.transport.all_reduce(out, self.group(axes), op=op, label=f"{self.where}: all_reduce over {axes}")
-        return out
+        label = f"{self.where}: all_reduce over {axes}"
+        work = self.transport.all_reduce(out, self.group(axes), op=op, wait=wait, label=label)
+        return Pending(work, out, lambda: out)
 
     def all_gather(self, x: Tensor, cut: str) -> Tensor:
         """S → R: the parts in their order, padding removed."""
+        return self.start_all_gather(x, cut, wait=True).result()
+
+    def start_all_gather(self, x: Tensor, cut: str, wait: bool = False) -> Pending:
         (c,) = parse_cuts(cut)
-        ways = len(self.group(c.axes))
-        parts = x.new_empty((ways, *x.shape))
-        self.transport.all_gather(
-            parts, x.contiguous(), self.group(c.axes), label=f"{self.where}: all_gather over {c.axes}"
-        )
-        return self._joined(parts, c)
+        group, x = self.group(c.axes), x.contiguous()
+        parts = x.new_empty((len(group), *x.shape))
+        work = self.transport.all_gather(parts, x, group, wait=wait, label=f"{self.where}: all_gather over {c.axes}")
+        return Pending(work, x, lambda: self._joined(parts, c))
 
     def _joined(self, parts: Tensor, c: Cut) -> Tensor:
         """[ways, …, outer*length*unit, …] → […, outer*count*unit, …]."""
@@ -94,20 +100,71 @@ class RankContext:
 
     def reduce_scatter(self, x: Tensor, cut: str, zeros: bool = False) -> Tensor:
         """P → S, with padding as `shard` has it."""
+        return self.start_reduce_scatter(x, cut, zeros, wait=True).result()
+
+    def start_reduce_scatter(self, x: Tensor, cut: str, zeros: bool = False, wait: bool = False) -> Pending:
         (c,) = parse_cuts(cut)
         group = self.group(c.axes)
         parts = self._parts(x, c, len(group), zeros)
         out = torch.empty_like(parts[0])
-        self.transport.reduce_scatter(out, parts, group, label=f"{self.where}: reduce_scatter over {c.axes}")
-        return out
+        label = f"{self.where}: reduce_scatter over {c.axes}"
+        work = self.transport.reduce_scatter(out, parts, group, wait=wait, label=label)
+        return Pending(work, parts, lambda: out)
 
     def all_to_all(self, x: Tensor, axis: str, source: int, target: int) -> Tensor:
         """S(source) → S(target): both dimensions are divisible."""
+        return self.start_all_to_all(x, axis, source, target, wait=True).result()
+
+    def start_all_to_all(self, x: Tensor, axis: str, source: int, target: int, wait: bool = False) -> Pending:
         group = self.group((axis,))
         parts = x.unflatten(target, (len(group), -1)).movedim(target, 0).contiguous()
         out = torch.empty_like(parts)
-        self.transport.all_to_all(out, parts, group, label=f"{self.where}: all_to_all over {axis}")
-        return out.movedim(0, source).flatten(source, source + 1).contiguous()
+        work = self.transport.all_to_all(out, parts, group, wait=wait, label=f"{self.where}: all_to_all over {axis}")
+        return Pending(work, parts, lambda: out.movedim(0, source).flatten(source, source + 1).contiguous())
+
+    def gather_matmul(
+        self, x: Tensor, cut: str, terms: tuple[tuple[Tensor, ...], ...], keep: bool, pieces: int
+    ) -> tuple[Tensor | None, ...]:
+        """`all_gather` of the rows of [..., rows, k], and for each (factor [k, n], bias [n] if any) the product of all
+        rows: (whole, or None unless `keep`, [rows, n], …). In pieces, as the next two (see `runtime.decomposition`)."""
+        (c,) = parse_cuts(cut)
+        label = f"{self.where}: gather_matmul over {c.axes}"
+        rows = x.reshape(-1, *x.shape[-2:])
+        whole, products = decomposition.gather_matmul(
+            self.transport, self.group(c.axes), rows, c.count, terms, keep, pieces, label
+        )
+        return None if whole is None else whole.view(*x.shape[:-2], *whole.shape[-2:]), *products
+
+    def matmul_scatter(
+        self, x: Tensor, factor: Tensor, addends: tuple[Tensor, ...], lead: tuple[int, ...], cut: str, zeros: bool,
+        pieces: int,
+    ) -> Tensor:  # fmt: skip
+        """x [rows, k] times the factor [k, n] plus addends, seen as [*lead, rows, n], then `reduce_scatter` of its rows."""
+        (c,) = parse_cuts(cut)
+        label = f"{self.where}: matmul_scatter over {c.axes}"
+        x, *addends = (t if t.dim() == 1 else t.reshape(-1, c.count, t.shape[-1]) for t in (x, *addends))
+        out = decomposition.matmul_scatter(
+            self.transport, self.group(c.axes), x, factor, addends, zeros, pieces, label
+        )  # fmt: skip
+        return out.view(*lead, *out.shape[-2:])
+
+    def matmul_reduce(
+        self, x: Tensor, factor: Tensor, addends: tuple[Tensor, ...], lead: tuple[int, ...], axes: tuple[str, ...],
+        keep: bool, pieces: int,
+    ) -> tuple[Tensor | None, Tensor]:  # fmt: skip
+        """x [rows, k] times the factor [k, n] plus addends, and the `all_reduce` of that, both [*lead, n]. The first is
+        None unless it is to be kept."""
+        label = f"{self.where}: matmul_reduce over {axes}"
+        addends = [item if item.dim() == 1 else item.reshape(-1, item.shape[-1]) for item in addends]
+        here, out = decomposition.matmul_reduce(
+            self.transport, self.group(axes), x, factor, addends, keep, pieces, label
+        )  # fmt: skip
+        return None if here is None else here.view(*lead, -1), out.view(*lead, -1)
+
+    @staticmethod
+    def wait(pending: Pending) -> Tensor:
+        """The result of what a `start_…` began."""
+        return pending.result()
 
     # -- local parts ---------------------------------------------------------------------------------------------
 
@@ -238,7 +295,9 @@ class RankContext:
             view.addmm_(a, b)
         return None
 
-    def opaque(self, name: str, call: str, operands: tuple[Tensor, ...], wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:
+    def opaque(
+        self, name: str, call: str, operands: tuple[Tensor, ...], wanted: tuple[bool, ...]
+    ) -> tuple[Tensor, ...]:
         """Run a module as it is (see `runtime.opaque`). The last result is a token for `opaque_backward`."""
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(w) for x, w in zip(operands, wanted)]

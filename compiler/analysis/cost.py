@@ -1,11 +1,13 @@
 """What the code of a segment costs on one rank: operations, bytes, communication, and the time on a machine.
 
 Time is the sum of the operators' (`compiler.analysis.machine`), since each is a kernel of its own; a collective that is
-started early is waited for only as long as the operators in between leave it.
+started early is waited for only as long as the operators in between leave it, and of a product and its collective in n
+pieces, all but one nth of the shorter runs behind the longer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +27,14 @@ FREE = VIEWS | {"planc.after"}
 
 GATHERS = ("aten.embedding.", "aten.index.", "aten.index_select.", "aten.gather.")
 """Operators that read as much of their first operand as they return."""
+
+
+IN_PIECES = {
+    "planc.gather_matmul": "all_gather",
+    "planc.matmul_scatter": "reduce_scatter",
+    "planc.matmul_reduce": "all_reduce",
+}
+"""Products whose operand or result is communicated in pieces (`runtime.decomposition`)."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,13 @@ def cost_of(nodes: Iterable[Node], machine: Machine) -> Cost:
     for node in nodes:
         if node.op == "planc.wait":
             now = max(now, under_way[node.args[0]])
+        elif node.op in IN_PIECES:
+            kind, axes, full = in_pieces(node)
+            work, moved, pieces = node_flops(node), moved_bytes(node), node.args[-1]
+            compute = machine.seconds(work, moved, dtype_of(node))
+            link = pieces * machine.communication(kind, axes, full // pieces)
+            now = link_free = max(now, link_free) + max(compute, link) + min(compute, link) / pieces
+            total += Cost(work, moved, sent(kind, machine.ranks(axes), full), compute)
         elif (collective := communicates(node)) is not None:
             kind, axes, full = collective
             started = node.op.startswith("planc.start_")
@@ -126,6 +143,8 @@ def dtype_of(node: Node) -> str:
 
 def communicates(node: Node) -> tuple[str, tuple[str, ...], int] | None:
     """Of a collective: its kind, axes, and bytes of the whole value."""
+    if node.op in IN_PIECES:
+        return in_pieces(node)
     kind = node.op.removeprefix("planc.").removeprefix("start_")
     if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return None
@@ -135,3 +154,14 @@ def communicates(node: Node) -> tuple[str, tuple[str, ...], int] | None:
     else:
         axes = (given,) if isinstance(given, str) else tuple(given)
     return kind, axes, max(value.nbytes for value in (*node.inputs, *node.outputs) if value is not None)
+
+
+def in_pieces(node: Node) -> tuple[str, tuple[str, ...], int]:
+    """The same of a product that is communicated in pieces."""
+    kind = IN_PIECES[node.op]
+    x, given = node.args[0], node.args[1 if kind == "all_gather" else 4]
+    axes = parse_cuts(given)[0].axes if isinstance(given, str) else given
+    product = next(out for out in reversed(node.outputs) if out is not None)
+    columns = x.shape[-1] if kind == "all_gather" else node.args[1].shape[-1]
+    rows = product.shape[0] if kind == "all_gather" else x.shape[0]
+    return kind, axes, rows * columns * x.nbytes // math.prod(x.shape)

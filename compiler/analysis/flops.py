@@ -63,6 +63,11 @@ def kernel_backward(causal: int) -> Rule:
     )
 
 
+def gather_matmul(args: Sequence[Any], results: Sequence[Any]) -> int:
+    """x, cut, ((factor, …), …), …: the whole, and its product with each factor [k, n]."""
+    return sum(2 * math.prod(result.shape) * term[0].shape[0] for term, result in zip(args[2], results[1:]))
+
+
 def _scores(query: Any, key: Any) -> int:
     """Twice the number of pairs of a query and a key, over all batches and query heads."""
     return 2 * math.prod(query.shape[:-1]) * key.shape[-2]
@@ -78,6 +83,9 @@ RULES: dict[str, Rule] = {
     "aten.convolution": convolution,
     "aten.convolution_backward": convolution_backward,
     "planc.product_into": lambda args, results: product(args[1], args[2]),
+    "planc.gather_matmul": gather_matmul,
+    "planc.matmul_scatter": lambda args, results: product(args[0], args[1]),
+    "planc.matmul_reduce": lambda args, results: product(args[0], args[1]),
     "planc.attention": attention,
     "planc.attention_backward": attention_backward,
     "aten.addmm_": lambda args, results: product(args[1], args[2]),

@@ -156,6 +156,8 @@ class _Writer:
 
     def type(self, value: Value) -> str:
         meaning = self.code.meaning.get(value)
+        if value.kind == "work":
+            return f"under way: {format_type(value)}"
         return format_type(meaning if meaning is not None else value)
 
     def call(self, node: Node) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from compiler.overlap.segment import hidden
 from compiler.tensor.styles import names
 from runtime.cuts import parse_cuts
 
@@ -118,6 +119,23 @@ def _tensor(c: Compilation) -> Iterator[Asked]:
         count = sum(n.op in ("planc.reduce_scatter", "planc.shard") and axes[0] in n.args[1] for n in place)
         outcome = APPLIED if count else REFUSED
         yield Asked("sequence = on", outcome, f"{count} activations are cut along the sequence")
+    if strategy.overlap:
+        yield _overlap(c, axes)
+
+
+def _overlap(c: Compilation, axes: list[str]) -> Asked:
+    """Of the collectives of all segments over the tensor axes: what hides them."""
+    total: Counter[str] = Counter()
+    for kind in c.linked.kinds.values():
+        total.update({how: count * len(kind.calls) for how, count in hidden(kind.code, axes).items()})
+    outcome = PARTLY if total["in pieces"] else REFUSED
+    outcome = NOTHING if not total else outcome if total["exposed"] else APPLIED
+    parts = [
+        f"{total['in pieces']} of {many(total.total(), 'collective')} in pieces",
+        f"{total['behind']} behind other work",
+    ]
+    parts += [f"{total['exposed']} beside no product"] if total["exposed"] else []
+    return Asked("overlap = on", outcome, ", ".join(parts))
 
 
 def _graph(c: Compilation) -> Iterator[Asked]:

@@ -1,0 +1,1 @@
+"""Communication inside segments, behind the computation that does not need it."""
