@@ -91,8 +91,8 @@ class Output:
 @dataclass(frozen=True)
 class Call:
     """One use of a kind's code. `arguments` and `results` are references in the order of the code's own; `gradients`
-    are the references of the arguments that get a gradient. `site` is the first random site of this call. `stage` is the
-    pipeline stage that runs it."""
+    are the references of the arguments that get a gradient. `site` is the first random site of this call. `stages` are the
+    pipeline stages that run it: several for what each of them computes for itself."""
 
     name: str
     kind: str
@@ -100,7 +100,7 @@ class Call:
     results: tuple[str, ...]
     gradients: tuple[str, ...] = ()
     site: int = 0
-    stage: int = 0
+    stages: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class StageRules:
 
     def __init__(self, program: Program, codes: Mapping[str, Code], stage: int):
         self.program, self.codes, self.stage = program, codes, stage
-        self.calls = {call.name: call for call in program.calls if call.stage == stage}
+        self.calls = {call.name: call for call in program.calls if stage in call.stages}
         self.parameters = {spec.name: spec for spec in program.parameters}
         self.outputs = {output.slot: output for output in program.outputs}
         self.messages = {message.slot for message in program.messages}

@@ -36,8 +36,8 @@ def program(**changes) -> Program:
             parameters=tuple(Parameter(f"w{k}", (4, 4), "float64", True, stages=(k,)) for k in (0, 1)),
             outputs=(Output("loss", "loss", ("pp", "dp"), stage=1),),
             calls=(
-                Call("a", "first", ("batch:i", "param:w0"), ("x",), ("param:w0",), stage=0),
-                Call("b", "last", ("x", "param:w1"), ("loss",), ("x", "param:w1"), stage=1),
+                Call("a", "first", ("batch:i", "param:w0"), ("x",), ("param:w0",), stages=(0,)),
+                Call("b", "last", ("x", "param:w1"), ("loss",), ("x", "param:w1"), stages=(1,)),
             ),
             buckets=buckets, optimizer={"name": "sgd"}, clip=None, train={}, pipeline="pp",
             messages=(Message("x", *F64), Message("d:x", *F64)),
