@@ -174,7 +174,7 @@ def local_batch(session: Session) -> dict[str, Tensor]:
 
 def stage_rank(program: Program, mesh: Mesh, stage: int) -> int:
     """The first rank of a pipeline stage."""
-    return 0
+    return mesh.rank({axis: stage if axis == program.pipeline else 0 for axis in mesh.names})
 
 
 def device_kind(compilation: Compilation) -> str:

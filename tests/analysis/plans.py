@@ -31,6 +31,11 @@ PLANS: dict[str, tuple[str, str, int, str]] = {
     "tp": ("llama-small", "dp=2 tp=2", 1, LLAMA % "off"),
     "tp-sequence": ("llama-small", "dp=2 tp=2", 2, LLAMA % "on" + 'recompute "layers.*" = selective'),
     "tp-uneven": ("llama-odd-tiny", "tp=3", 1, LLAMA % "on"),
+    "zero-1": ("llama-small", "dp=2", 2, "zero over dp { stage = 1 }\nclip grad_norm = 1.0"),
+    "zero-2": ("gpt-tiny", "dp=4", 2, "zero over dp { stage = 2, bucket = 4kB }"),
+    "zero-3": ("llama-small", "dp=4", 2, "zero over dp { stage = 3, bucket = 100kB, prefetch = 1 }"),
+    "zero-uneven": ("llama-odd-tiny", "dp=3", 1, "zero over dp { stage = 3, persist_below = 100 }"),
+    "zero-tp": ("llama-small", "dp=2 tp=2", 1, LLAMA % "on" + "zero over dp { stage = 3, bucket = 100kB }"),
 }
 """Name → zoo entry, mesh, micro-batches, further statements."""
 

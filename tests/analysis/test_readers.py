@@ -58,9 +58,20 @@ def by_axes(program: Program, truth: Observed) -> dict[tuple[str, tuple[str, ...
 
 
 @pytest.mark.parametrize("ranks", (2, 8))
-def test_data_parallel_closed_form(ranks: int):
-    """2Ψ(N−1)/N elements of gradients."""
-    compilation = compile(loads(plan_text(get("llama-tiny"), 8, f"dp={ranks}")))
-    elements = sum(math.prod(p.shape) for p in compilation.program.parameters if p.trained)
-    gradients = read_traffic(dry_run(compilation)).by_purpose()["gradients"]
-    assert gradients == 2 * elements * 4 * (ranks - 1) // ranks
+@pytest.mark.parametrize("stage", (0, 1, 2, 3))
+def test_closed_forms(stage: int, ranks: int):
+    """Of Ψ parameters a rank sends 2Ψ(N−1)/N elements. ZeRO 3 gathers a second time, for the backward, what is not needed
+    right away: all layers but the last, so nearly 3Ψ(N−1)/N for a deep model."""
+    zero = f"zero over dp {{ stage = {stage}, bucket = 1kB }}" if stage else ""
+    compilation = compile(loads(plan_text(get("llama-tiny"), 8, f"dp={ranks}", extra=zero)))
+    sizes = {p.name: math.prod(p.shape) for p in compilation.program.parameters if p.trained}
+    again = sum(size for name, size in sizes.items() if name.startswith("layers.0.")) if stage == 3 else 0
+
+    def sent(elements: int) -> int:
+        assert elements % ranks == 0
+        return elements * 4 * (ranks - 1) // ranks
+
+    found = read_traffic(dry_run(compilation)).by_purpose()
+    everything = sum(sizes.values())
+    assert found["gradients"] == sent(everything if stage else 2 * everything)
+    assert found.get("parameters", 0) == (sent(everything + again) if stage else 0)
