@@ -45,6 +45,8 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, handler: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
+        if name == "explain":
+            sub.add_argument("name", metavar="NAME", help="a parameter, a module, a pattern of these, a value, or `all`")
         sub.add_argument("plan", metavar="PLAN", help="a .plan file")
         sub.set_defaults(handler=handler)
         if name != "fmt":
@@ -65,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("--segment", metavar="NAME", help="only this segment, such as layers.0")
     inspect.add_argument("--svg", metavar="FILE", help="also draw `--level schedule` into a file")
     command("estimate", do_estimate, "memory, traffic and time of a step, without running it")
+    command("explain", do_explain, "say why something is communicated: the rule, the plan's line, the bytes")
     simulate = command("simulate", do_simulate, "run all ranks of a plan in this process")
     simulate.add_argument("--steps", type=at_least_one, default=3)
     verify = command("verify", do_verify, "compare a plan with one-device eager PyTorch in float64")
@@ -217,6 +220,34 @@ def do_estimate(options: argparse.Namespace) -> int:
         return 0
     show_warnings(compilation.warnings, dict(compilation.plan.sources))
     print_estimate(terminal(), found)
+    return 0
+
+
+def do_explain(options: argparse.Namespace) -> int:
+    from compiler.analysis.dry_run import dry_run
+    from compiler.analysis.explain import explain, is_name, known_names
+    from compiler.diagnostics import closest
+    from compiler.driver import compile
+    from compiler.report.explain import explanations_json, print_explanations
+
+    compilation = compile(options.plan, options.sets)
+    stages = range(len(compilation.program.streams))
+    found = [item for stage in stages for item in explain(compilation, dry_run(compilation, stage))]
+    chosen = [part for item in found if (part := item.about(options.name)) is not None]
+    if options.json:
+        print(json.dumps(explanations_json(chosen), indent=2))
+        return 0
+    if not chosen:
+        known = known_names(compilation)
+        if any(is_name(options.name, name) for name in known):
+            print(f"nothing is communicated for {options.name}")
+            return 0
+        near = closest(options.name, known)
+        help = f"did you mean {near}?" if near else "see: planc inspect PLAN --level layouts"
+        print(f"planc: {options.plan} has no parameter, module or value {options.name!r}; {help}", file=sys.stderr)
+        return 2
+    show_warnings(compilation.warnings, dict(compilation.plan.sources))
+    print_explanations(terminal(), chosen)
     return 0
 
 

@@ -30,6 +30,7 @@ PLANS: dict[str, tuple[str, str, int, str]] = {
     "selective": ("llama-small", "dp=2", 2, 'recompute "layers.*" = selective'),
     "tp": ("llama-small", "dp=2 tp=2", 1, LLAMA % "off"),
     "tp-sequence": ("llama-small", "dp=2 tp=2", 2, LLAMA % "on" + 'recompute "layers.*" = selective'),
+    "tp-full": ("llama-tiny", "dp=2 tp=2", 1, LLAMA % "on" + 'recompute "layers.*" = full'),
     "tp-uneven": ("llama-odd-tiny", "tp=3", 1, LLAMA % "on"),
     "zero-1": ("llama-small", "dp=2", 2, "zero over dp { stage = 1 }\nclip grad_norm = 1.0"),
     "zero-2": ("gpt-tiny", "dp=4", 2, "zero over dp { stage = 2, bucket = 4kB }"),

@@ -60,8 +60,8 @@ def by_axes(program: Program, truth: Observed) -> dict[tuple[str, tuple[str, ...
 @pytest.mark.parametrize("ranks", (2, 8))
 @pytest.mark.parametrize("stage", (0, 1, 2, 3))
 def test_closed_forms(stage: int, ranks: int):
-    """Of Ψ parameters a rank sends 2Ψ(N−1)/N elements. ZeRO 3 gathers a second time, for the backward, what is not needed
-    right away: all layers but the last, so nearly 3Ψ(N−1)/N for a deep model."""
+    """Of Ψ parameters a rank sends 2Ψ(N−1)/N elements. ZeRO 3 gathers a second time, for the backward, what is not
+    needed right away: all layers but the last, so nearly 3Ψ(N−1)/N for a deep model."""
     zero = f"zero over dp {{ stage = {stage}, bucket = 1kB }}" if stage else ""
     compilation = compile(loads(plan_text(get("llama-tiny"), 8, f"dp={ranks}", extra=zero)))
     sizes = {p.name: math.prod(p.shape) for p in compilation.program.parameters if p.trained}
