@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from compiler.analysis.dry_run import DryRun
 from compiler.analysis.stories import Story, StoryTeller
 from compiler.analysis.traffic import Flow, read_traffic
+from compiler.autodiff.partition import SegmentCode
 from compiler.diagnostics import Span
 from compiler.ir.graph import Node, Origin, Value
 from compiler.tensor.styles import STYLES, names
@@ -120,10 +121,10 @@ class _Explainer:
             return self.instruction(flows)
         kind = self.kinds[self.run.kinds[target]]
         teller = self.tellers.setdefault(kind.name, StoryTeller(kind.graph, self.mesh))
-        again = any(node is other for other in kind.code.forward)
-        backward = first.op.startswith("backward") and not again
-        story = teller.tell(node.source, first.axes, backward)
-        if again and first.op.startswith("backward"):
+        backward = first.op.startswith("backward")
+        again = backward and node.inputs[0] in forward_values(kind.code)
+        story = teller.tell(node.source, first.axes, backward and not again)
+        if again:
             reasons = ("backward: computed again, as recomputation saves nothing of it", *story.reasons)
             story = Story(story.origin, story.value, story.after, story.path, reasons, story.involved)
         targets = list(dict.fromkeys(flow.target or flow.op for flow in flows))
@@ -196,6 +197,11 @@ class _Explainer:
             for pattern in getattr(tensor, style):
                 if names(pattern, parameter):
                     yield Cause(f'{style} "{pattern.text}"', pattern.span)
+
+
+def forward_values(code: SegmentCode) -> set[Value]:
+    """What the forward has: a backward that communicates one of these does so again."""
+    return {value for node in code.forward for value in (*node.inputs, *node.outputs) if value is not None}
 
 
 def listed(items: Sequence[str], most: int = 3) -> str:
