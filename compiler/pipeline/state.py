@@ -9,29 +9,27 @@ import torch
 from compiler.autodiff.local import shape_of
 from compiler.dsl.plan import OptimizerSpec, Plan
 from compiler.ir.graph import Value
-from compiler.layout.placement import Layout, Mesh, Varying
+from compiler.layout.placement import Mesh
 from compiler.precision import Precision
+from compiler.zero import sharding
 
 
 def state_bytes(plan: Plan, value: Value, mesh: Mesh, trained: bool, own: str | None = None) -> int:
     """Bytes on the device of a rank; what ZeRO cuts counts as the part of each (Rajbhandari et al. 2020). `own`: the dtype
     that the model gave the parameter, by default that of the value."""
-    stored = Precision.of(plan).stored(own or value.dtype)
-    zero, layout = plan.zero, value.layout or Layout()
-    over = mesh.parts(*zero.axes) if zero is not None else ()
-    ways = math.prod(mesh.size(axis) for axis in over if isinstance(layout[axis], Varying))
+    stored, zero = Precision.of(plan).stored(own or value.dtype), sharding(plan, mesh)
+    ways = math.prod(mesh.size(axis) for axis in zero.of(value, trained))
     held = [(stored.dtype, 3)]  # dtype, and the stage of ZeRO that cuts it
     if trained and plan.mode == "train":
         master = stored.master or stored.dtype
         held += [(stored.reduce, 2)]
         held += [(master, 1)] * (moments(plan.optimizer) + (stored.master is not None))
-    offload = zero.offload if zero is not None else "none"
+    offload = plan.zero.offload if plan.zero is not None else "none"
     if offload in ("params", "all"):
         held = held[1:]
     if offload in ("optimizer", "all"):
         held = [part for part in held if part[1] > 1]
-    stage = zero.stage if zero is not None else 0
-    size = sum(getattr(torch, dtype).itemsize / (ways if stage >= cut else 1) for dtype, cut in held)
+    size = sum(getattr(torch, dtype).itemsize / (ways if zero.stage >= cut else 1) for dtype, cut in held)
     return math.ceil(math.prod(shape_of(value, mesh)) * size)
 
 
