@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from compiler.analysis.flops import flops
 from compiler.analysis.machine import Machine
-from compiler.autodiff.partition import VIEWS
+from compiler.autodiff.partition import VIEWS, SegmentCode
 from compiler.ir.graph import Node
+from compiler.overlap.footprint import Footprint
 from runtime.cuts import parse_cuts
 from runtime.transport.calls import sent_bytes
 
@@ -61,7 +62,8 @@ class Cost:
 @dataclass(frozen=True)
 class KindCost:
     """Of one call of a kind: its forward, its backward, and the backward's two parts; and in bytes, what the forward
-    saves, each of its results, what the input part keeps for the weight part, and parameters."""
+    saves, each of its results, what the input part keeps for the weight part, what lives only while one of them runs, and
+    parameters."""
 
     forward: Cost
     backward: Cost
@@ -70,6 +72,7 @@ class KindCost:
     saved_bytes: int
     result_bytes: tuple[int, ...]
     kept_bytes: int
+    transient_bytes: int
     parameter_bytes: int
 
 
@@ -84,8 +87,18 @@ def costs(kind: Kind, machine: Machine) -> KindCost:
         sum(value.nbytes for value in code.saved),
         tuple(value.nbytes for value in code.results),
         sum(value.nbytes for value in split.kept),
+        transient_bytes(code),
         sum(value.nbytes for value in code.arguments if value.kind == "param"),
     )
+
+
+def transient_bytes(code: SegmentCode) -> int:
+    """The most bytes that a call holds while it runs, beside its arguments and what it returns or was saved."""
+    stays = dict.fromkeys([*code.results, *code.saved])
+    forward = Footprint(code.forward, (), stays).peak(code.forward) - sum(value.nbytes for value in stays)
+    given = [*code.saved, *code.cotangents]
+    backward = Footprint(code.backward, given, code.gradients).peak(code.backward)
+    return max(forward, backward - sum(value.nbytes for value in code.saved), 0)
 
 
 def cost_of(nodes: Iterable[Node], machine: Machine) -> Cost:
@@ -102,7 +115,7 @@ def cost_of(nodes: Iterable[Node], machine: Machine) -> Cost:
             compute = machine.seconds(work, moved, dtype_of(node))
             link = pieces * machine.communication(kind, axes, full // pieces)
             now = link_free = max(now, link_free) + max(compute, link) + min(compute, link) / pieces
-            total += Cost(work, moved, sent(kind, machine.ranks(axes), full), compute)
+            total += Cost(work, moved, sent_bytes(kind, machine.ranks(axes), full), compute)
         elif (collective := communicates(node)) is not None:
             kind, axes, full = collective
             started = node.op.startswith("planc.start_")

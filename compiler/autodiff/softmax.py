@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from compiler.autodiff.local import held_cut_text, shape_of
+from compiler.autodiff.local import held_cut_text
 from compiler.autodiff.operators import backward, forward
 from compiler.ir.graph import Node, Value
 from compiler.layout.placement import Layout, Shard, is_padded

@@ -20,9 +20,9 @@ def memory_warnings(plan: Plan, assignment: Assignment, schedule: Pipeline, mach
     strategy = plan.pipeline
     if strategy is None or plan.cluster is None:
         return
-    state = assignment.state(schedule)
+    resident = assignment.resident(schedule)
     peaks = peak_activations(schedule, assignment.costs(schedule, machine, strategy.axes)).bytes
-    need = [a + b for a, b in zip(state, peaks)]
+    need = [a + b for a, b in zip(resident, peaks)]
     worst = max(range(schedule.ranks), key=need.__getitem__)
     memory = machine.device.memory
     if need[worst] > memory:
@@ -31,6 +31,6 @@ def memory_warnings(plan: Plan, assignment: Assignment, schedule: Pipeline, mach
             "W230",
             f"rank {worst} of the pipeline needs about {show_size(need[worst])}, its device has {show_size(memory)}",
             strategy.span,
-            label=f"{show_size(state[worst])} of parameters and their state, {show_size(peaks[worst])} of activations",
+            label=f"{show_size(peaks[worst])} of activations, {show_size(resident[worst])} of parameters, their state and work",
             help=("use more stages, more micro-batches of fewer rows, `recompute`, or `zero`",),
         )

@@ -59,14 +59,15 @@ NOTHING = Cost()
 
 @dataclass(frozen=True)
 class Run:
-    """What consecutive calls cost a stage for each micro-batch: time and operations, bytes that stay for the backward,
-    bytes received from earlier stages, and bytes of gradients given back to them; and all step long, bytes of parameters
-    and their state."""
+    """What consecutive calls cost a stage. For each micro-batch: time and operations, bytes that stay for the backward,
+    bytes that live only while one of the calls runs, bytes received from earlier stages, and bytes of gradients given back
+    to them. All step long: bytes of parameters and their state."""
 
     forward: Cost = NOTHING
     input: Cost = NOTHING
     weight: Cost = NOTHING
     activation: int = 0
+    transient: int = 0
     received: int = 0
     returned: int = 0
     state: int = 0
@@ -126,6 +127,7 @@ class Runs:
                 input=run.input + cost.input,
                 weight=run.weight + cost.weight,
                 activation=run.activation + cost.saved_bytes + sum(self.size[slot] for slot in load.needed - held),
+                transient=max(run.transient, cost.transient_bytes),
                 received=run.received + sum(self.size[slot] for slot in foreign - received),
                 returned=run.returned + sum(self.size[slot] for slot in back - returned),
                 state=run.state + sum(self.state[name] for name in set(load.parameters) - run.parameters),

@@ -50,25 +50,25 @@ class Assignment:
     def costs(
         self, schedule: Pipeline, machine: Machine, axes: tuple[str, ...], memory: int | None = None
     ) -> StageCosts:
-        """What schedules are timed with. `axes`: those of the pipeline; `memory`: bytes of a device, of which the fullest
-        rank's parameters and their state leave the rest to activations."""
+        """What schedules are timed with. `axes`: those of the pipeline; `memory`: bytes of a device, of which activations
+        get what the fullest rank's `resident` bytes leave."""
         runs = [stage.run for stage in self.stages]
-        fullest = max(self.state(schedule))
         return StageCosts(
             tuple(run.forward.seconds for run in runs),
             tuple(run.input.seconds for run in runs),
             tuple(run.weight.seconds for run in runs),
             tuple(run.activation for run in runs),
-            None if memory is None else max(0, memory - fullest),
+            None if memory is None else max(0, memory - max(self.resident(schedule))),
             machine.communication("send", axes, max(run.received for run in runs)),
         )
 
-    def state(self, schedule: Pipeline) -> list[int]:
-        """Bytes of parameters and their state on each pipeline rank."""
-        return [
-            sum(stage.run.state for stage, where in zip(self.stages, schedule.rank_of) if where == rank)
-            for rank in range(schedule.ranks)
-        ]
+    def resident(self, schedule: Pipeline) -> list[int]:
+        """Bytes on each pipeline rank beside activations: parameters with their state, and what a running call needs."""
+        found = []
+        for rank in range(schedule.ranks):
+            own = [stage.run for stage, where in zip(self.stages, schedule.rank_of) if where == rank]
+            found.append(sum(run.state for run in own) + max(run.transient for run in own))
+        return found
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def problem(runs: Runs, schedule: Pipeline, in_flight: Sequence[int], limit: int
 
     def memory(stage: int, first: int, end: int) -> int:
         run = runs(first, end)
-        return (run.state + in_flight[stage] * run.activation) * each[stage]
+        return (run.state + in_flight[stage] * run.activation) * each[stage] + run.transient
 
     return Problem(len(runs.loads), schedule.stages, runs, memory, limit)
 

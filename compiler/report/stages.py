@@ -16,7 +16,7 @@ from compiler.schedule.actions import Pipeline
 @dataclass(frozen=True)
 class StageRow:
     """A stage on its rank. `parameters`: elements of the whole parameters that it uses; `state`: bytes of them and of what
-    belongs to them; `activations`: bytes of `in_flight` micro-batches; `flops` and `seconds`: of one micro-batch's forward
+    belongs to them; `activations`: bytes of `in_flight` micro-batches; `working`: bytes while one call runs; `flops` and `seconds`: of one micro-batch's forward
     and backward on one device."""
 
     stage: int
@@ -27,6 +27,7 @@ class StageRow:
     state: int
     in_flight: int
     activations: int
+    working: int
     flops: int
     seconds: float
 
@@ -44,6 +45,7 @@ def stage_rows(assignment: Assignment, schedule: Pipeline, sizes: Mapping[str, i
             run.state,
             stage.in_flight,
             stage.in_flight * run.activation,
+            run.transient,
             run.flops,
             run.seconds,
         )
@@ -52,7 +54,7 @@ def stage_rows(assignment: Assignment, schedule: Pipeline, sizes: Mapping[str, i
 def stage_table(rows: Iterable[StageRow]) -> Table:
     """For people."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("stage", "rank", "runs", "parameters", "state", "activations", "FLOPs", "time"):
+    for title in ("stage", "rank", "runs", "parameters", "state", "activations", "working", "FLOPs", "time"):
         table.add_column(title, justify="left" if title == "runs" else "right")
     for row in rows:
         table.add_row(
@@ -62,6 +64,7 @@ def stage_table(rows: Iterable[StageRow]) -> Table:
             count(row.parameters),
             show_size(row.state),
             f"{row.in_flight} x {show_size(row.activations // row.in_flight)}",
+            show_size(row.working),
             count(row.flops),
             duration(row.seconds),
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import flop_counter
 
-from compiler.analysis.cost import Cost, cost_of, costs, node_flops
+from compiler.analysis.cost import Cost, cost_of, costs, node_flops, transient_bytes
 from compiler.analysis.machine import Machine, machine
+from compiler.autodiff.partition import SegmentCode
 from compiler.driver import Compilation, compile
 from compiler.dsl import loads
 from compiler.dsl.devices import known_devices
@@ -119,6 +122,28 @@ def test_a_collective_that_starts_early_is_hidden() -> None:
     assert late.sent == early.sent == a.nbytes
     assert late.seconds == pytest.approx(late.compute_s + pair.communication("all_reduce", ("tp",), a.nbytes))
     assert early.seconds == pytest.approx(max(early.compute_s, pair.communication("all_reduce", ("tp",), a.nbytes)))
+
+
+def test_a_product_in_pieces_hides_all_but_one_piece() -> None:
+    """Of the shorter of product and communication."""
+    pair = Machine(ONE.device, Mesh((("tp", 2),)), 8)
+    a, b, c = (Value(name, "bfloat16", (8192, 8192)) for name in "abc")
+    whole = cost_of([Node("aten.mm.default", (a, b), {}, [c])], pair)
+    pieces = cost_of([Node("planc.matmul_reduce", (a, b, (), (8192,), ("tp",), False, 4), {}, [None, c])], pair)
+    link = 4 * pair.communication("all_reduce", ("tp",), c.nbytes // 4)
+    assert (pieces.flops, pieces.sent) == (whole.flops, c.nbytes)
+    assert pieces.seconds == pytest.approx(max(whole.seconds, link) + min(whole.seconds, link) / 4)
+
+
+def test_what_lives_while_a_call_runs() -> None:
+    """Of two products in a row the first's result; of a backward also the gradients that it was given."""
+    x, w, h, y = (Value(name, "float32", (16, 16), kind) for name, kind in zip("xwhy", ("slot", "param", "", "")))
+    forward = [Node("aten.mm.default", (x, w), {}, [h]), Node("aten.mm.default", (h, w), {}, [y])]
+    d_y, d_x = Value("d_y", "float32", (16, 16), "cotangent"), Value("d_x", "float32", (16, 16))
+    backward = [Node("aten.mm.default", (d_y, w), {}, [d_x])]
+    code = SegmentCode([x, w], forward, [y], [], [1], [0], [d_y], backward, [0], [d_x], {})
+    assert transient_bytes(replace(code, backward=[], gradients=[], cotangents=[])) == h.nbytes
+    assert transient_bytes(code) == d_y.nbytes + d_x.nbytes
 
 
 def test_a_llama_block() -> None:

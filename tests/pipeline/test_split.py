@@ -13,7 +13,7 @@ from compiler.ir.graph import Value
 from compiler.layout.placement import Layout, Mesh, V
 from compiler.pipeline.fits import memory_warnings
 from compiler.pipeline.loads import Runs
-from compiler.pipeline.split import Crossing, crossings
+from compiler.pipeline.split import Crossing, Stage, crossings
 from compiler.pipeline.state import state_bytes
 from compiler.report.stages import stage_rows, stage_table
 from compiler.schedule.named import make_schedule
@@ -97,10 +97,13 @@ def test_crossings_of_a_chain() -> None:
 def test_memory_decides_where_time_alone_would_not() -> None:
     """1F1B keeps four micro-batches alive on the first of four stages: with less memory it gets less to do."""
     roomy = case("llama-small", 3, "microbatches = 8", "cluster { device = h100 }")
-    need = [stage.run.state + stage.in_flight * stage.run.activation for stage in roomy.assigned().stages]
+    need = [needs(stage) for stage in roomy.assigned().stages]
     tight = case("llama-small", 3, "microbatches = 8", f"cluster {{ device = h100, memory = {max(need) - 1}B }}")
-    less = [stage.run.state + stage.in_flight * stage.run.activation for stage in tight.assigned().stages]
-    assert max(less) < max(need)
+    assert max(needs(stage) for stage in tight.assigned().stages) < max(need)
+
+
+def needs(stage: Stage) -> int:
+    return stage.run.state + stage.in_flight * stage.run.activation + stage.run.transient
 
 
 def test_equal_numbers_of_layers() -> None:
@@ -152,7 +155,7 @@ def test_schedules_can_be_found_for_the_stages() -> None:
     it = case("c01_tied_pp", 3, "microbatches = 6", GPU)
     assignment = it.assigned()
     costs = assignment.costs(it.schedule, it.machine, ("pp",), it.machine.device.memory)
-    assert costs.limit == it.machine.device.memory - max(assignment.state(it.schedule))
+    assert costs.limit == it.machine.device.memory - max(assignment.resident(it.schedule))
     found = make_schedule("auto", 3, 6, costs=costs)
     assert simulate(found, costs).makespan <= simulate(it.schedule, costs).makespan
 
