@@ -23,8 +23,9 @@ from compiler.analysis.stream_rules import Fault
 from runtime.instructions import Instruction
 from runtime.program import Bucket, Program
 
-STARTS = ("gather", "reduce", "reduce_across", "send", "recv")
-"""Operations that go on in the background until a `wait`."""
+MESSAGES = ("send", "recv")
+BACKGROUND = (*MESSAGES, "reduce", "reduce_across")
+"""Operations that go on until a `wait`; what else meets other stages returns when they have met."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,9 @@ class _Waits:
     def circle(self) -> list[Fault]:
         """The first circle of waits, told at one of its waits."""
         graph = self.graph()
-        try:
-            found = networkx.find_cycle(graph)
-        except networkx.NetworkXNoCycle:
+        if networkx.is_directed_acyclic_graph(graph):
             return []
+        found = networkx.find_cycle(graph)
         nodes = [edge[0] for edge in found]
         steps = list(pairwise([*nodes, nodes[0]]))
         first = next(k for k, (a, b) in enumerate(steps) if (a[0], b[0]) == ("end", "complete"))
@@ -182,20 +182,22 @@ class _Waits:
         for stage, stream in enumerate(self.program.streams):
             started: dict[Instruction, int] = {}
             before: int | None = None
-            meeting = {m.index for m in self.meetings[stage]}
+            together = {m.index for m in self.meetings[stage]}
             for k, item in enumerate(stream):
-                if item.op not in STARTS and item.op != "wait" and k not in meeting:
-                    continue  # computes, and waits for nobody
+                starts = item.op in MESSAGES or k in together
+                if not starts and not (item.op == "wait" and item.waited in started):
+                    continue  # no other stage has a part in it
                 graph.add_edge(("end", stage, k), ("start", stage, k))
                 if before is not None:
                     graph.add_edge(("start", stage, k), ("end", stage, before))
                 before = k
-                if item.op == "wait" and item.waited in started:
+                if not starts:
                     graph.add_edge(("end", stage, k), ("complete", stage, started.pop(item.waited)))
-                elif item.op in STARTS:
+                    continue
+                graph.add_edge(("complete", stage, k), ("start", stage, k))
+                if item.op in BACKGROUND:
                     started[item] = k
-                    graph.add_edge(("complete", stage, k), ("start", stage, k))
-                elif k in meeting:
+                else:
                     graph.add_edge(("end", stage, k), ("complete", stage, k))
         for (source, target), sends in self.sends.items():
             pairs = list(zip(sends, self.recvs.get((source, target), ())))

@@ -77,4 +77,6 @@ def _message_types(program: Program, codes: Mapping[str, Code]) -> Iterator[Faul
             for name in (slot, f"d:{slot}"):
                 if messages.get(name, type) != type:
                     shown = [f"{dtype}{list(shape)}" for dtype, shape in (messages[name], type)]
-                    yield Fault(call.stages[0], None, None, f"the message {name} is {shown[0]}, {call.name} has {shown[1]}")
+                    yield Fault(
+                        call.stages[0], None, None, f"the message {name} is {shown[0]}, {call.name} has {shown[1]}"
+                    )
