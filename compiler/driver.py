@@ -15,6 +15,7 @@ from compiler.diagnostics import Diagnostic
 from compiler.dsl import load
 from compiler.dsl.plan import Plan
 from compiler.emit.folder import write_folder
+from compiler.fit import Fitted, fit
 from compiler.ir.graph import Graph
 from compiler.ir.verify import verify_graph
 from compiler.layout.placement import Layout, Mesh, Shard, V
@@ -49,7 +50,8 @@ class Options:
 class Compilation:
     """A compiled plan: the program, the graphs at every level, what was done about each request, and how long it took.
 
-    `mesh` has the axes that divide work, split into sub-axes where a strategy needs them. `seconds` maps a stage's name to its time.
+    `mesh` has the axes that divide work, split into sub-axes where a strategy needs them. `seconds` maps a stage's name to
+    its time. `fitted` is what `recompute … = fit(…)` chose.
     """
 
     plan: Plan
@@ -62,6 +64,7 @@ class Compilation:
     asked: list[Asked]
     warnings: list[Diagnostic]
     seconds: dict[str, float] = field(default_factory=dict)
+    fitted: Fitted | None = None
 
     def write(self, folder: str | Path) -> Path:
         """Write the program folder (replacing an older one there) and return it."""
@@ -98,12 +101,18 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         joining = assigned.full_batches[0] if assigned.full_batches else None
         check_rows(plan, batch_rows(plan), batch_ways(plan), None, joining)
         _after_layouts(assigned, request, options.watch)
-    with clock("segments"):
+
+    def build(plan: Plan) -> Compilation:
         linked = link(plan, captured, assigned, request)
+        return Compilation(plan, linked.program, captured, graph, request.mesh, assigned, linked, [], warnings)
+
+    with clock("fit"):
+        settled, fitted = fit(plan, build, refuse=not options.widen)
+    with clock("segments"):
+        result = build(settled)
     with clock("verifier"):
-        verify_streams(linked.program, linked.kinds)
-    program = linked.program
-    result = Compilation(plan, program, captured, graph, request.mesh, assigned, linked, [], warnings, clock.seconds)
+        verify_streams(result.program, result.linked.kinds)
+    result.plan, result.fitted, result.seconds = plan, fitted, clock.seconds
     result.asked = asked(result)
     return result
 

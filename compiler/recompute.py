@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from compiler.dsl.plan import Plan
+from compiler.dsl.plan import Plan, RecomputeRule
+
+FIT = "fit"
+"""The policy that stands for the cheapest one that fits (see `compiler.fit`)."""
 
 
 def policy_for(plan: Plan, unit: str) -> str:
-    """"none", "selective" or "full"; of several rules the last that matches counts."""
-    policy = "none"
-    for rule in plan.recompute:
-        if unit and any(pattern.matches(unit) for pattern in rule.patterns):
-            policy = rule.policy
-    return policy
+    """The policy: "none", "selective" or "full"."""
+    rule = rule_for(plan, unit)
+    return rule.policy if rule is not None and rule.policy != FIT else "none"
+
+
+def rule_for(plan: Plan, unit: str) -> RecomputeRule | None:
+    """The rule for a unit; of several that match the last counts."""
+    fitting = [rule for rule in plan.recompute if unit and any(pattern.matches(unit) for pattern in rule.patterns)]
+    return fitting[-1] if fitting else None

@@ -41,11 +41,6 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
     _check_zero(plan, found)
     for option in plan.precision.given:
         found.error("E201", f"`precision {{ {option} }}` is not supported yet", plan.precision.given[option])
-    for rule in plan.recompute:
-        if rule.policy == "fit":
-            found.error(
-                "E201", "`recompute … = fit(…)` is not supported yet", rule.span, help="use `selective` or `full`"
-            )
     if plan.mode == "forward":
         found.error("E201", "`mode = forward` is not supported yet")
     found.raise_if_errors(plan.sources)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from compiler.dsl.units import show_size
 from compiler.overlap.segment import hidden
+from compiler.recompute import FIT
 from compiler.tensor.styles import names
 from runtime.cuts import parse_cuts
 
@@ -82,6 +84,11 @@ def _others(c: Compilation) -> Iterator[Asked]:
             yield Asked(f"{word} over {', '.join(strategy.axes)}", NOTHING, "the axis has one rank")
     for rule in plan.recompute:
         names = ", ".join(f'"{pattern.text}"' for pattern in rule.patterns)
+        if rule.policy == FIT:
+            request = f"recompute {names} = fit({show_size(rule.limit or 0)})"
+            chosen = str(c.fitted) if c.fitted is not None else "no segment of that name"
+            yield Asked(request, APPLIED if c.fitted is not None else REFUSED, chosen)
+            continue
         count = sum(len(kind.calls) for kind in c.linked.kinds.values() if kind.policy == rule.policy)
         outcome = APPLIED if count or rule.policy == "none" else REFUSED
         yield Asked(f"recompute {names} = {rule.policy}", outcome, many(count, "segment"))
