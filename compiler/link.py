@@ -4,9 +4,10 @@ flows between the calls, form buckets, and write the instruction stream."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from compiler.analysis.machine import machine
 from compiler.analysis.ranges import input_range
 from compiler.autodiff.local import communicated_axes, cuts_text, shape_of
 from compiler.autodiff.partition import SegmentCode, partition
@@ -20,13 +21,16 @@ from compiler.overlap.segment import Overlap
 from compiler.passes.assign_layouts import Assigned, LayoutRequest
 from compiler.recompute import policy_for
 from compiler.schedule.buckets import Alike, Member, make_buckets
-from compiler.schedule.stream import StreamRequest, one_after_the_other, stream
+from compiler.pipeline.staging import Staging, pipeline_axis, stage
+from compiler.pipeline.state import state_bytes
+from compiler.schedule.stream import StreamRequest, streams
 from compiler.schedule.work import CallInfo
 from compiler.segments.canonical import canonical, first_site, key
 from compiler.segments.split import Segment, split, units
 from compiler.zero import sharding
 from runtime.context import TIME
-from runtime.program import Bucket, Buffer, Call, Input, Output, Parameter, Program
+from runtime.instructions import Instruction
+from runtime.program import Bucket, Buffer, Call, Input, Message, Output, Parameter, Program
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Linked:
     kinds: dict[str, Kind]
     segments: list[Segment]
     prologue: Segment | None
+    staging: Staging
 
 
 def link(plan: Plan, captured: Captured, assigned: Assigned, request: LayoutRequest) -> Linked:
@@ -75,6 +80,7 @@ class _Linker:
         self.by_key: dict[tuple[str, tuple[bool, ...], str], Kind] = {}
         self.slots: dict[Value, str] = {}
         self.zero = sharding(plan, self.mesh)
+        self.pipeline = pipeline_axis(plan)
 
     def link(self) -> Linked:
         main = self.assigned.main
@@ -83,11 +89,13 @@ class _Linker:
         for segment in segments:
             self.slots.update((value, f"{segment.name}/{value.name}") for value in segment.outputs)
         infos = self.calls(segments)
+        staging = self.staging(infos, segments)
+        infos = [replace(info, call=replace(info.call, stages=staging.of(info.call.name))) for info in infos]
         prologue_segment, prologue = self.prologue()
-        parameters = self.parameters(infos)
+        parameters = self.parameters(infos, staging)
         buckets = self.buckets(infos, parameters)
-        program = self.program(infos, prologue, parameters, buckets)
-        return Linked(program, self.kinds, segments, prologue_segment)
+        program = self.program(infos, staging, prologue, parameters, buckets)
+        return Linked(program, self.kinds, segments, prologue_segment, staging)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -110,7 +118,9 @@ class _Linker:
                 first_site(segment),
             )
             kind.calls.append(segment.name)
-            infos.append(CallInfo(call, tuple(kind.code.needed), bool(wanted)))
+            weight = kind.split.weight if self.pipeline else None
+            again = tuple(weight.needed) if weight is not None and weight.nodes else None
+            infos.append(CallInfo(call, tuple(kind.code.needed), bool(wanted), again))
         for kind in self.kinds.values():
             kind.calls.reverse()
         return infos[::-1]
@@ -153,15 +163,23 @@ class _Linker:
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
-    def parameters(self, infos: Sequence[CallInfo]) -> tuple[Parameter, ...]:
+    def staging(self, infos: Sequence[CallInfo], segments: Sequence[Segment]) -> Staging:
+        values = (value for value in self.assigned.main.inputs if value.kind == "param")
+        trained = {name for info in infos for name in info.trained}
+        state = {value.name: state_bytes(self.plan, value, self.mesh, value.name in trained) for value in values}
+        reported = frozenset(self.slots[value] for value in self.assigned.main.outputs.values())
+        return stage(self.plan, infos, segments, self.kinds, state, machine(self.plan, self.mesh), reported)
+
+    def parameters(self, infos: Sequence[CallInfo], staging: Staging) -> tuple[Parameter, ...]:
         """All parameters; trained are those that a gradient reaches (the others have None in eager PyTorch too)."""
-        trained = {ref.removeprefix("param:") for info in infos for ref in info.call.gradients if ref.startswith("param:")}
+        trained = {name for info in infos for name in info.trained}
         values = {value.name: value for value in self.assigned.main.inputs if value.kind == "param"}
+        ranks = staging.parameter_ranks(infos)
         found = []
         for name, info in self.captured.parameters.items():
             value = values.get(name)
             cuts = cuts_text(value, self.mesh) if value is not None else ""
-            found.append(Parameter(name, tuple(info.shape), info.dtype, name in trained, cuts))
+            found.append(Parameter(name, tuple(info.shape), info.dtype, name in trained, cuts, ranks.get(name, (0,))))
         return tuple(found)
 
     def buckets(self, infos: Sequence[CallInfo], parameters: Sequence[Parameter]) -> tuple[Bucket, ...]:
@@ -179,7 +197,7 @@ class _Linker:
             shard = self.zero.of(value, spec.trained)
             if not (spec.trained or shard):
                 continue
-            axes = self.reduce_axes(value) if spec.trained else ()
+            axes = self.reduce_axes(value, len(spec.stages) > 1) if spec.trained else ()
             alike = Alike(spec.dtype, axes, shard, self.zero.stage if shard else 0, spec.trained, spec.stages)
             members.append(Member(name, shape_of(value, self.mesh), alike, tuple(reversed(calls))))
         return make_buckets(members, self.bucket_size, self.decays)
@@ -189,10 +207,13 @@ class _Linker:
         strategy = self.plan.zero if self.zero.stage else self.plan.data
         return strategy.bucket if strategy is not None else 25_000_000
 
-    def reduce_axes(self, value: Value) -> tuple[str, ...]:
+    def reduce_axes(self, value: Value, across_stages: bool) -> tuple[str, ...]:
+        """The axes over which a parameter's gradient is a partial sum: also the pipeline's, if several stages use it."""
         layout = value.layout or Layout()
         return tuple(
-            axis for axis, size in self.mesh.axes if axis != TIME and size > 1 and isinstance(layout[axis], Varying)
+            axis
+            for axis, size in self.mesh.axes
+            if axis != TIME and size > 1 and (isinstance(layout[axis], Varying) or across_stages and axis == self.pipeline)
         )
 
     def decays(self, name: str) -> bool:
@@ -207,28 +228,32 @@ class _Linker:
     # -- the program ---------------------------------------------------------------------------------------------
 
     def program(
-        self, infos: Sequence[CallInfo], prologue: Call | None, parameters: tuple[Parameter, ...], buckets: tuple[Bucket, ...]
+        self, infos: Sequence[CallInfo], staging: Staging, prologue: Call | None, parameters: tuple[Parameter, ...],
+        buckets: tuple[Bucket, ...],
     ) -> Program:  # fmt: skip
         plan, main = self.plan, self.assigned.main
         outputs = tuple(
-            self.output(role, value) for role, value in main.outputs.items() if not role.startswith("buffer:")
+            self.output(role, value, infos) for role, value in main.outputs.items() if not role.startswith("buffer:")
         )
-        buffers = self.buffers()
+        buffers = self.buffers(infos)
         kept = {output.slot for output in outputs} | {b.update for b in buffers if b.update is not None}
         trains = plan.mode == "train"
         clip = {k: v for k, v in vars(plan.clip).items() if k.startswith("grad_") and v is not None} if plan.clip else {}
-        request = StreamRequest(
-            buckets,
-            has_prologue=prologue is not None,
-            clip=bool(clip) and trains,
-            optimizer=plan.optimizer is not None and trains,
-            updates=any(b.update for b in buffers),
-            kept=kept,
-            prefetch=self.zero.prefetch,
-            gather_once=self.zero.gather_once,
-            scatter=self.zero.scatter,
-        )
-        work = one_after_the_other(infos, plan.microbatches)
+        requests = [
+            StreamRequest(
+                tuple(bucket for bucket in buckets if rank in bucket.stages),
+                has_prologue=any("once:" in ref for item in work for ref in item.info.call.arguments),
+                clip=bool(clip) and trains,
+                optimizer=plan.optimizer is not None and trains,
+                updates=any(b.update and b.stage == rank for b in buffers),
+                kept=kept,
+                prefetch=self.zero.prefetch,
+                gather_once=self.zero.gather_once,
+                scatter=self.zero.scatter,
+            )
+            for rank, work in enumerate(staging.work)
+        ]
+        instructions = streams(staging.work, requests)
         rows = next((s.shape[s.batch_dim] for s in plan.inputs if s.batch_dim is not None), 1)
         inputs = tuple(self.input(spec) for spec in plan.inputs)
         batch = next((i.shape[i.batch_dim] for i in inputs if i.batch_dim is not None), 1)
@@ -273,8 +298,20 @@ class _Linker:
             | {"tail": plan.data.tail if plan.data is not None else "pad"},
             mode=plan.mode,
             groups=self.groups(),
-            streams=(stream(work, request),),
+            streams=instructions,
+            pipeline=self.pipeline,
+            messages=self.messages(instructions),
         )
+
+    def messages(self, instructions: Sequence[Sequence[Instruction]]) -> tuple[Message, ...]:
+        """The types of what stages send each other."""
+        values = {slot: value for value, slot in self.slots.items()}
+        sent = dict.fromkeys(i.target for stream in instructions for i in stream if i.op == "send")
+        found = []
+        for name in sent:
+            value = values[name.removeprefix("d:")]
+            found.append(Message(name, value.dtype, shape_of(value, self.mesh)))
+        return tuple(found)
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The sets of axes over which segments communicate."""
@@ -299,13 +336,24 @@ class _Linker:
         """Whether every row of a batch must be real: something joins the rows, or calculates with their number."""
         return bool(self.assigned.full_batches) or self.captured.counts_rows is not None
 
-    def output(self, role: str, value: Value) -> Output:
+    def output(self, role: str, value: Value, infos: Sequence[CallInfo]) -> Output:
+        """One rank of the pipeline has it, so all get it by the sum over the pipeline too."""
         layout = value.layout or Layout()
-        axes = tuple(axis for axis in self.mesh.names if axis != TIME and isinstance(layout[axis], Partial))
+        axes = tuple(
+            axis
+            for axis in self.mesh.names
+            if axis != TIME and (isinstance(layout[axis], Partial) or axis == self.pipeline)
+        )
         op = next((place.op for place in layout.values() if isinstance(place, Partial)), "sum")
-        return Output(role.removeprefix("metric:"), self.slots[value], axes, op)
+        slot = self.slots[value]
+        return Output(role.removeprefix("metric:"), slot, axes, op, self.maker(slot, infos))
 
-    def buffers(self) -> tuple[Buffer, ...]:
+    @staticmethod
+    def maker(slot: str, infos: Sequence[CallInfo]) -> int:
+        """The pipeline stage that makes a slot."""
+        return next(info.call.stages[0] for info in infos if slot in info.call.results)
+
+    def buffers(self, infos: Sequence[CallInfo]) -> tuple[Buffer, ...]:
         updates = {
             role.removeprefix("buffer:"): value
             for role, value in self.assigned.main.outputs.items()
@@ -318,7 +366,8 @@ class _Linker:
                 axis for axis, place in (value.layout or {}).items() if isinstance(place, Partial) and place.op == "avg"
             ) if value is not None else ()  # fmt: skip
             slot = self.slots[value] if value is not None else None
-            found.append(Buffer(name, tuple(info.shape), info.dtype, info.persistent, slot, average))
+            made = self.maker(slot, infos) if slot is not None else 0
+            found.append(Buffer(name, tuple(info.shape), info.dtype, info.persistent, slot, average, made))
         return tuple(found)
 
 

@@ -21,7 +21,7 @@ declare_codes(
     }
 )
 
-STRATEGIES = {"context": "context parallelism", "pipeline": "pipelines"}
+STRATEGIES = {"context": "context parallelism"}
 
 
 def check_supported(plan: Plan) -> list[Diagnostic]:

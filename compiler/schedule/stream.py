@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from compiler.schedule.gathers import place_gathers
 from compiler.schedule.lifetimes import drop_slots
+from compiler.schedule.messages import place_messages
 from compiler.schedule.reductions import place_reductions
 from compiler.schedule.work import CallInfo, Timeline, Work
 from runtime.instructions import Instruction, wait_for
@@ -38,9 +39,17 @@ def one_after_the_other(calls: Sequence[CallInfo], microbatches: int) -> list[Wo
     return work
 
 
-def stream(work: Sequence[Work], request: StreamRequest) -> tuple[Instruction, ...]:
-    """The instructions of one step on one pipeline stage."""
-    timeline = Timeline(work)
+def streams(
+    work: Sequence[Sequence[Work]], requests: Sequence[StreamRequest], in_flight: int | None = None
+) -> tuple[tuple[Instruction, ...], ...]:
+    """The instructions of one step on each pipeline stage. `in_flight`: see `messages`."""
+    timelines = [Timeline(own) for own in work]
+    place_messages(timelines, in_flight)
+    return tuple(stream(timeline, request) for timeline, request in zip(timelines, requests, strict=True))
+
+
+def stream(timeline: Timeline, request: StreamRequest) -> tuple[Instruction, ...]:
+    """The instructions of one stage, whose timeline has the messages already."""
     drop_slots(timeline, request.kept)
     place_gathers(timeline, request.buckets, request.prefetch, request.gather_once)
     steps = request.optimizer and not request.clip

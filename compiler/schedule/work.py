@@ -13,11 +13,13 @@ BACKWARDS = ("backward", "backward_input", "backward_weight")
 
 @dataclass(frozen=True)
 class CallInfo:
-    """A call with what its code says: which arguments the backward reads again, whether there is a backward."""
+    """A call with what its code says: which arguments the backward reads again, whether there is a backward, and which
+    arguments the weight part of a split backward reads, None where it has no such part."""
 
     call: Call
     needed: tuple[int, ...]
     has_backward: bool
+    weight_needed: tuple[int, ...] | None = None
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -46,22 +48,33 @@ class Work:
     def slots(self) -> tuple[str, ...]:
         """The slots that must be there: read, or made."""
         call = self.info.call
-        if self.op == "forward":
-            read = call.arguments + call.results
-        elif self.op == "backward_weight":
-            read = ()
-        else:
-            read = tuple(call.arguments[k] for k in self.info.needed)
+        read = call.arguments + call.results if self.op == "forward" else self._read_again
         return tuple(reference for reference in read if ":" not in reference)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The slots that it makes."""
+        return self.info.call.results if self.op == "forward" else ()
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """The slots that it gives a gradient for."""
+        if self.op not in ("backward", "backward_input"):
+            return ()
+        return tuple(reference for reference in self.info.call.gradients if ":" not in reference)
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The parameters that it reads."""
-        call = self.info.call
         if self.op == "forward":
             return self.info.parameters
-        read = (call.arguments[k] for k in self.info.needed)
-        return tuple(ref.removeprefix("param:") for ref in read if ref.startswith("param:"))
+        return tuple(ref.removeprefix("param:") for ref in self._read_again if ref.startswith("param:"))
+
+    @property
+    def _read_again(self) -> tuple[str, ...]:
+        """The arguments that a backward reads."""
+        needed = self.info.weight_needed if self.op == "backward_weight" else self.info.needed
+        return tuple(self.info.call.arguments[k] for k in needed or ())
 
     @property
     def trained(self) -> tuple[str, ...]:
