@@ -26,6 +26,7 @@ from compiler.pipeline.state import state_bytes
 from compiler.schedule.stream import StreamRequest, streams
 from compiler.schedule.work import CallInfo
 from compiler.segments.canonical import canonical, first_site, key
+from compiler.segments.constants import separate_constants
 from compiler.segments.split import Segment, split, units
 from compiler.zero import sharding
 from runtime.context import TIME
@@ -86,6 +87,8 @@ class _Linker:
         main = self.assigned.main
         points = self.plan.pipeline.split_before if self.plan.pipeline is not None else ()
         segments = split(main, units(self.captured.lists, self.captured.modules, self.plan.segments, points))
+        if self.pipeline:
+            segments = separate_constants(main, segments)
         for segment in segments:
             self.slots.update((value, f"{segment.name}/{value.name}") for value in segment.outputs)
         infos = self.calls(segments)

@@ -324,6 +324,7 @@ class Executor:
 
     def do_clip(self, instruction: Instruction) -> None:
         """One norm over every element of the model, each counted once (Pascanu et al. 2013)."""
+        self.context.where = str(instruction)
         clip = self.program.clip or {}
         gradients = [store.reduced for store in self.state.stores.values() if store.reduced is not None]
         if "grad_value" in clip:
@@ -373,6 +374,7 @@ class Executor:
             self.reported[output.name] = known + value if output.op == "sum" else torch.maximum(known, value)
 
     def do_update(self, instruction: Instruction) -> None:
+        self.context.where = str(instruction)
         for buffer in self.program.buffers:
             if buffer.update is None or buffer.stage != self.state.stage:
                 continue
@@ -388,6 +390,7 @@ class Executor:
 
     def do_report(self, instruction: Instruction) -> None:
         """All reported scalars in one message for each set of axes and operation."""
+        self.context.where = str(instruction)
         found: dict[str, float] = {}
         sets: dict[tuple[tuple[str, ...], str], list[Output]] = {}
         for output in self.program.outputs:

@@ -150,16 +150,20 @@ def assemble(program: Program, runs: Sequence[RankRun]) -> list[Trajectory]:
     whole: list[Trajectory] = []
     for run in runs:
         one = Trajectory(run.trajectory.losses, run.trajectory.metrics)
+        stages = [r for r in runs if all(r.coords[a] == run.coords[a] for a in program.mesh if a != program.pipeline)]
+        # Itself where it can, else the stage that has it.
+        stages.sort(key=lambda peer: (peer is not run, peer.coords.get(program.pipeline, 0)))
 
         def full(name: str, pick) -> Tensor:  # type: ignore[no-untyped-def]
             cuts = parse_cuts(specs[name].cuts) if name in specs else ()
+            has = next(peer for peer in stages if name in pick(peer))
             if not cuts:
-                return pick(run)
+                return pick(has)[name]
             axes = {axis for cut in cuts for axis in cut.axes}
-            result = torch.empty(specs[name].shape, dtype=pick(run).dtype)
+            result = torch.empty(specs[name].shape, dtype=pick(has)[name].dtype)
             for peer in runs:
-                if all(peer.coords[a] == run.coords[a] for a in program.mesh if a not in axes):
-                    part, index = pick(peer), []
+                if all(peer.coords[a] == has.coords[a] for a in program.mesh if a not in axes):
+                    part, index = pick(peer)[name], []
                     for dim, size in enumerate(specs[name].shape):
                         own = [cut for cut in cuts if cut.dim == dim]
                         where = positions(own, size, peer.sizes, peer.coords, part.device, mark_padding=True)
@@ -169,10 +173,12 @@ def assemble(program: Program, runs: Sequence[RankRun]) -> list[Trajectory]:
             return result
 
         for step in range(len(run.trajectory.gradients)):
-            names = run.trajectory.gradients[step]
-            one.gradients.append({n: full(n, lambda r, n=n: r.trajectory.gradients[step][n]) for n in names})
-        one.parameters = {n: full(n, lambda r, n=n: r.trajectory.parameters[n]) for n in run.trajectory.parameters}
-        one.buffers = run.trajectory.buffers
+            names = dict.fromkeys(name for peer in stages for name in peer.trajectory.gradients[step])
+            one.gradients.append({name: full(name, lambda peer: peer.trajectory.gradients[step]) for name in names})
+        names = dict.fromkeys(name for peer in stages for name in peer.trajectory.parameters)
+        one.parameters = {name: full(name, lambda peer: peer.trajectory.parameters) for name in names}
+        at = {peer.coords.get(program.pipeline, 0): peer.trajectory.buffers for peer in stages}
+        one.buffers = {buffer.name: at[buffer.stage][buffer.name] for buffer in program.buffers}
         whole.append(one)
     return whole
 
