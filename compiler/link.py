@@ -123,7 +123,8 @@ class _Linker:
             kind.calls.append(segment.name)
             weight = kind.split.weight if self.pipeline else None
             again = tuple(weight.needed) if weight is not None and weight.nodes else None
-            infos.append(CallInfo(call, tuple(kind.code.needed), bool(wanted), again))
+            late = tuple(weight.wanted) if weight is not None else ()
+            infos.append(CallInfo(call, tuple(kind.code.needed), bool(wanted), late, again))
         for kind in self.kinds.values():
             kind.calls.reverse()
         return infos[::-1]

@@ -13,12 +13,13 @@ BACKWARDS = ("backward", "backward_input", "backward_weight")
 
 @dataclass(frozen=True)
 class CallInfo:
-    """A call with what its code says: which arguments the backward reads again, whether there is a backward, and which
-    arguments the weight part of a split backward reads, None where it has no such part."""
+    """A call with what its code says: which arguments the backward reads again, whether there is a backward, and of which
+    arguments the weight part of a split backward gives the gradients and reads the values (None: it has no such part)."""
 
     call: Call
     needed: tuple[int, ...]
     has_backward: bool
+    weight_wanted: tuple[int, ...] = ()
     weight_needed: tuple[int, ...] | None = None
 
     @property
@@ -79,7 +80,12 @@ class Work:
     @property
     def trained(self) -> tuple[str, ...]:
         """The parameters whose gradients it gives."""
-        return self.info.trained if self.op in ("backward", "backward_weight") else ()
+        if self.op == "forward":
+            return ()
+        late = {self.info.call.arguments[k].removeprefix("param:") for k in self.info.weight_wanted}
+        if self.op == "backward":
+            return self.info.trained
+        return tuple(name for name in self.info.trained if (name in late) == (self.op == "backward_weight"))
 
 
 @dataclass
