@@ -57,14 +57,23 @@ def place_reductions(
 
 
 def rounds(timeline: Timeline, bucket: Bucket, scatter: bool) -> dict[int | None, list[int]]:
-    """The work that gives gradients of a bucket, by micro-batch where each has a reduction of its own."""
+    """The work that gives gradients of a bucket, by micro-batch where each has a reduction of its own. Where a schedule
+    begins a micro-batch's gradients before another's are complete (split backwards), they share one."""
     mine = set(bucket.parameters) if bucket.trained else set()
     each = scatter and bucket.zero >= 2
     found: dict[int | None, list[int]] = {}
     for k, work in enumerate(timeline.work):
         if mine.intersection(work.trained):
             found.setdefault(work.micro if each else None, []).append(k)
-    return found
+    apart: dict[int | None, list[int]] = {}
+    last: int | None = None
+    for micro, givers in sorted(found.items(), key=lambda item: item[1][0]):
+        if apart and givers[0] < apart[last][-1]:
+            earlier = apart.pop(last)
+            givers = sorted((*earlier, *givers))
+        apart[micro] = givers
+        last = micro
+    return apart
 
 
 def last_read(timeline: Timeline, bucket: Bucket) -> int:
