@@ -66,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
     inspect.add_argument("--level", default="segments", choices=LEVEL_NAMES)
     inspect.add_argument("--segment", metavar="NAME", help="only this segment, such as layers.0")
     inspect.add_argument("--svg", metavar="FILE", help="also draw `--level schedule` into a file")
-    command("estimate", do_estimate, "memory, traffic and time of a step, without running it")
+    estimate = command("estimate", do_estimate, "memory, traffic and time of a step, without running it")
+    estimate.add_argument("--svg", metavar="FILE", help="also draw the step into a file")
     command("explain", do_explain, "say why something is communicated: the rule, the plan's line, the bytes")
     simulate = command("simulate", do_simulate, "run all ranks of a plan in this process")
     simulate.add_argument("--steps", type=at_least_one, default=3)
@@ -190,21 +191,26 @@ def do_inspect(options: argparse.Namespace) -> int:
 
 def inspect_schedule(options: argparse.Namespace) -> int:
     from compiler.dsl import load
-    from compiler.report.timeline import draw, to_svg, to_text
+    from compiler.report.pictures import schedule_picture
+    from compiler.report.timeline import to_svg, to_text
     from compiler.schedule.planned import plan_schedule
+    from compiler.schedule.timing import peak_activations, simulate
 
     plan = load(options.plan, options.sets)
     if plan.pipeline is None:
         print(f"planc: {options.plan} has no `pipeline`, and so no schedule", file=sys.stderr)
         return 2
-    drawing = draw(plan.pipeline.schedule, plan_schedule(plan))
+    schedule = plan_schedule(plan)
+    picture = schedule_picture(plan.pipeline.schedule, schedule)
     if options.svg:
-        Path(options.svg).write_text(to_svg(drawing))
+        Path(options.svg).write_text(to_svg(picture))
     if options.json:
-        print(json.dumps({"level": "schedule", "text": str(drawing.pipeline), **drawing.figures}))
+        timing, alive = simulate(schedule), peak_activations(schedule).ranks
+        figures = {"makespan": timing.makespan, "bubble": timing.bubble, "idle": timing.idle, "alive": alive}
+        print(json.dumps({"level": "schedule", "text": str(schedule), **figures}))
     else:
         console = terminal()
-        console.print(to_text(drawing, console.width), end="")
+        console.print(to_text(picture, console.width), end="")
     return 0
 
 
@@ -212,9 +218,13 @@ def do_estimate(options: argparse.Namespace) -> int:
     from compiler.analysis.estimate import estimate
     from compiler.driver import compile
     from compiler.report.estimate import estimate_json, print_estimate
+    from compiler.report.pictures import step_picture
+    from compiler.report.timeline import to_svg
 
     compilation = compile(options.plan, options.sets)
     found = estimate(compilation)
+    if options.svg:
+        Path(options.svg).write_text(to_svg(step_picture(compilation.program.name, found.time)))
     if options.json:
         print(json.dumps(estimate_json(found), indent=2))
         return 0

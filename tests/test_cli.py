@@ -227,6 +227,13 @@ def test_inspect_one_segment(capsys: Captured) -> None:
     assert status == 2 and not out and "no segment 'layer.1'; there are: layers.0" in err
 
 
+def test_estimate_draws_the_step(capsys: Captured, folder: Path) -> None:
+    status, out, _ = planc(capsys, "estimate", "tiny.plan", "--svg", "step.svg")
+    svg = (folder / "step.svg").read_text()
+    assert status == 0 and "step on" in out
+    assert "tiny: one step, estimated" in svg and "optimizer of bucket0" in svg
+
+
 # -- simulate, verify -------------------------------------------------------------------------------------------------
 
 
