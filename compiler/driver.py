@@ -11,6 +11,7 @@ from pathlib import Path
 
 from compiler.analysis.streams import verify_streams
 from compiler.capture import Captured, CaptureRequest, capture
+from compiler.context.layouts import context_axes, context_methods, entering_layouts, input_layouts
 from compiler.diagnostics import Diagnostic
 from compiler.dsl import load
 from compiler.dsl.plan import Plan
@@ -158,11 +159,12 @@ def capture_request(plan: Plan, options: Options) -> CaptureRequest:
 
 
 def layout_request(plan: Plan, graph: Graph, captured: Captured) -> LayoutRequest:
-    """Batch inputs are cut over the data axes and time; parameters are used there in work that differs. From here on
-    the mesh is that of the strategies, which may split axes of the plan into sub-axes."""
+    """Batch inputs are cut over the data axes and time, their sequences over the context axes; parameters are used
+    there in work that differs. From here on the mesh is that of the strategies, which may split axes of the plan into
+    sub-axes."""
     styles = tensor_styles(plan, graph, plan_mesh(plan))
     mesh = styles.mesh
-    split = mesh.parts(*batch_axes(plan))
+    split, context = mesh.parts(*batch_axes(plan)), context_axes(plan)
     over = (*split, *((TIME,) if TIME in mesh.names else ()))
     dims = {spec.name: spec.batch_dim for spec in plan.inputs}
     layouts: dict[str, Layout] = {}
@@ -170,13 +172,19 @@ def layout_request(plan: Plan, graph: Graph, captured: Captured) -> LayoutReques
         if value.kind == "batch" and (dim := dims[value.name]) is not None:
             layouts[value.name] = Layout((axis, Shard(dim)) for axis in over)
         elif value.kind == "param" and value.differentiable:
-            layouts[value.name] = Layout((axis, V) for axis in over)
-    for name, layout in styles.layouts.items():
+            layouts[value.name] = Layout((axis, V) for axis in (*over, *context))
+    sequences = input_layouts(plan)
+    for name, layout in (*styles.layouts.items(), *sequences.items()):
         layouts[name] = Layout({**layouts.get(name, Layout()), **layout})
     time = TIME if TIME in mesh.names else None
     rows = next((v.shape[d] for v in graph.inputs if v.kind == "batch" and (d := dims[v.name]) is not None), 0)
-    placed = sequence_layouts(plan, graph, units(captured.lists, captured.modules, plan.segments), mesh)
-    return LayoutRequest(mesh, split, layouts, time, rows if is_ragged(plan) else 0, placed)
+    layers = units(captured.lists, captured.modules, plan.segments)
+    placed = dict(entering_layouts(plan, graph, layers, sequences))
+    for value, layout in sequence_layouts(plan, graph, layers, mesh).items():
+        placed[value] = Layout({**placed.get(value, Layout()), **layout})
+    return LayoutRequest(
+        mesh, split, layouts, time, rows if is_ragged(plan) else 0, placed, context, context_methods(plan)
+    )
 
 
 def _after_layouts(assigned: Assigned, request: LayoutRequest, watch: Watch | None) -> None:

@@ -333,7 +333,11 @@ class _Linker:
         if value is None:
             return Input(spec.name, spec.dtype, spec.shape, spec.batch_dim)
         found = input_range(self.captured.graph, value)
-        return Input(spec.name, value.dtype, value.shape, spec.batch_dim, found.below, found.ignore)
+        layout = self.request.inputs.get(spec.name, Layout())
+        cut = Value(spec.name, value.dtype, value.shape, layout=Layout({a: layout[a] for a in self.request.context_axes}))
+        return Input(
+            spec.name, value.dtype, value.shape, spec.batch_dim, found.below, found.ignore, cuts_text(cut, self.mesh)
+        )
 
     @property
     def needs_full_batches(self) -> bool:

@@ -21,22 +21,9 @@ declare_codes(
     }
 )
 
-STRATEGIES = {"context": "context parallelism"}
-
-
 def check_supported(plan: Plan) -> list[Diagnostic]:
     """Warnings; raises PlanError for what is not supported yet. A strategy over axes of one rank changes nothing."""
     found = Diagnostics()
-    for word, title in STRATEGIES.items():
-        strategy = getattr(plan, word)
-        if strategy is not None and any(plan.axis_size(axis) > 1 for axis in strategy.axes):
-            found.error(
-                "E201",
-                f"`{word}` is not supported yet",
-                strategy.span,
-                label=f"{title} over {plan.axis_size(strategy.axes[0])} ranks",
-                help=f"remove the statement, or set its axis to 1: --set {strategy.axes[0]}=1",
-            )
     _check_tensor(plan, found)
     _check_zero(plan, found)
     for option in plan.precision.given:

@@ -21,12 +21,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     """(out, lse). Rows that may attend to nothing give zeros and an lse of -inf."""
     kernel = _kernel(q, k, v, mask)
     if kernel == "cpu":
-        k, v = _repeat(q, k), _repeat(q, v)
+        k, v = repeated(q, k), repeated(q, v)
         return _CPU_FLASH(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     if kernel == "cuda":
-        out, lse = _CUDA_FLASH(q, _repeat(q, k), _repeat(q, v), 0.0, causal, False, scale=scale)[:2]
+        out, lse = _CUDA_FLASH(q, repeated(q, k), repeated(q, v), 0.0, causal, False, scale=scale)[:2]
         return out, lse
-    return _reference(q, _repeat(q, k), _repeat(q, v), mask, causal, scale)
+    return _reference(q, repeated(q, k), repeated(q, v), mask, causal, scale)
 
 
 def attention_backward(
@@ -35,7 +35,7 @@ def attention_backward(
     """Gradients of q, k, v (Dao et al. 2022, https://arxiv.org/abs/2205.14135: from the log-sum-exp, without the
     attention weights of the forward)."""
     kernel = _kernel(q, k, v, mask)
-    kk, vv = _repeat(q, k), _repeat(q, v)
+    kk, vv = repeated(q, k), repeated(q, v)
     if kernel == "cpu":
         dq, dk, dv = _CPU_FLASH_BACKWARD(grad, q, kk, vv, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
     elif kernel == "cuda":
@@ -46,7 +46,7 @@ def attention_backward(
         )  # fmt: skip
     else:
         dq, dk, dv = _reference_backward(grad, q, kk, vv, mask, out, lse, causal, scale)
-    return dq, _fold(dk, k), _fold(dv, v)
+    return dq, folded(dk, k), folded(dv, v)
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
@@ -60,13 +60,13 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     return "reference"
 
 
-def _repeat(q: Tensor, k: Tensor) -> Tensor:
+def repeated(q: Tensor, k: Tensor) -> Tensor:
     """Key or value heads repeated for the query heads that share them."""
     groups = q.shape[-3] // k.shape[-3] if q.dim() > 2 else 1
     return k if groups == 1 else k.repeat_interleave(groups, -3)
 
 
-def _fold(gradient: Tensor, k: Tensor) -> Tensor:
+def folded(gradient: Tensor, k: Tensor) -> Tensor:
     """Gradients of repeated heads summed."""
     if gradient.shape == k.shape:
         return gradient

@@ -6,16 +6,16 @@ redistributions inside segments. A cut is written as `runtime.cuts` says.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from runtime import attention as attention_kernels
-from runtime import cross_entropy, decomposition, random
-from runtime.cuts import Cut, parse_cuts, positions
+from runtime import cross_entropy, decomposition, random, split_attention
+from runtime.cuts import join_parts, parse_cuts, positions, put_part, split_parts, take_part
 from runtime.log_sum_exp import log_sum_exp
 from runtime.mesh import Mesh
 from runtime.opaque import call_opaque
@@ -43,6 +43,7 @@ class RankContext:
         self._groups: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[int, ...]] = {}
         self._tapes: dict[int, Any] = {}
         self._index_cache: dict[Any, list[Tensor]] = {}
+        self._planner = split_attention.Planner(self)
 
     def group(self, axes: tuple[str, ...], stages: tuple[int, ...] = ()) -> tuple[int, ...]:
         """The ranks over `axes`; of those over the pipeline's only the given stages."""
@@ -75,28 +76,7 @@ class RankContext:
         group, x = self.group(c.axes), x.contiguous()
         parts = x.new_empty((len(group), *x.shape))
         work = self.transport.all_gather(parts, x, group, wait=wait, label=f"{self.where}: all_gather over {c.axes}")
-        return Pending(work, x, lambda: self._joined(parts, c))
-
-    def _joined(self, parts: Tensor, c: Cut) -> Tensor:
-        """[ways, …, outer*length*unit, …] → […, outer*count*unit, …]."""
-        ways, shape = parts.shape[0], parts.shape[1:]
-        length = math.ceil(c.count / ways)
-        split = parts.view(ways, *shape[: c.dim], c.outer, length, c.unit, *shape[c.dim + 1 :])
-        whole = split.movedim(0, c.dim + 1).flatten(c.dim + 1, c.dim + 2).narrow(c.dim + 1, 0, c.count)
-        return whole.flatten(c.dim, c.dim + 2).contiguous()
-
-    def _parts(self, x: Tensor, c: Cut, ways: int, zeros: bool) -> Tensor:
-        """The inverse of `_joined`: [ways, …]. Padding repeats the last entry or holds `zeros`, as for `shard`."""
-        length = math.ceil(c.count / ways)
-        split = x.unflatten(c.dim, (c.outer, c.count, c.unit))
-        if length * ways != c.count:
-            missing = length * ways - c.count
-            last = split.narrow(c.dim + 1, c.count - 1, 1)
-            sizes = [missing if dim == c.dim + 1 else -1 for dim in range(split.dim())]
-            pad = (torch.zeros_like(last) if zeros else last).expand(sizes)
-            split = torch.cat([split, pad], c.dim + 1)
-        split = split.unflatten(c.dim + 1, (ways, length)).movedim(c.dim + 1, 0)
-        return split.flatten(c.dim + 1, c.dim + 3).contiguous()
+        return Pending(work, x, lambda: join_parts(parts, c))
 
     def reduce_scatter(self, x: Tensor, cut: str, zeros: bool = False) -> Tensor:
         """P → S, with padding as `shard` has it."""
@@ -105,22 +85,26 @@ class RankContext:
     def start_reduce_scatter(self, x: Tensor, cut: str, zeros: bool = False, wait: bool = False) -> Pending:
         (c,) = parse_cuts(cut)
         group = self.group(c.axes)
-        parts = self._parts(x, c, len(group), zeros)
+        parts = split_parts(x, c, len(group), zeros)
         out = torch.empty_like(parts[0])
         label = f"{self.where}: reduce_scatter over {c.axes}"
         work = self.transport.reduce_scatter(out, parts, group, wait=wait, label=label)
         return Pending(work, parts, lambda: out)
 
-    def all_to_all(self, x: Tensor, axis: str, source: int, target: int) -> Tensor:
-        """S(source) → S(target): both dimensions are divisible."""
-        return self.start_all_to_all(x, axis, source, target, wait=True).result()
+    def all_to_all(self, x: Tensor, source: str, target: str, zeros: bool = False) -> Tensor:
+        """S(i) → S(j): from one cut over an axis to a cut of another dimension, with padding as `shard` has it."""
+        return self.start_all_to_all(x, source, target, zeros, wait=True).result()
 
-    def start_all_to_all(self, x: Tensor, axis: str, source: int, target: int, wait: bool = False) -> Pending:
-        group = self.group((axis,))
-        parts = x.unflatten(target, (len(group), -1)).movedim(target, 0).contiguous()
+    def start_all_to_all(
+        self, x: Tensor, source: str, target: str, zeros: bool = False, wait: bool = False
+    ) -> Pending:
+        (before,), (after,) = parse_cuts(source), parse_cuts(target)
+        group = self.group(after.axes)
+        parts = split_parts(x, after, len(group), zeros)
         out = torch.empty_like(parts)
-        work = self.transport.all_to_all(out, parts, group, wait=wait, label=f"{self.where}: all_to_all over {axis}")
-        return Pending(work, parts, lambda: out.movedim(0, source).flatten(source, source + 1).contiguous())
+        label = f"{self.where}: all_to_all over {after.axes}"
+        work = self.transport.all_to_all(out, parts, group, wait=wait, label=label)
+        return Pending(work, parts, lambda: join_parts(out, before))
 
     def gather_matmul(
         self, x: Tensor, cut: str, terms: tuple[tuple[Tensor, ...], ...], keep: bool, pieces: int
@@ -174,34 +158,16 @@ class RankContext:
         (c,) = parse_cuts(cut)
         if not c.axes:
             return x
-        ways = math.prod(self.sizes[axis] for axis in c.axes)
         held = x.shape[c.dim] // (c.outer * c.unit)  # less than c.count where other axes cut the factor already
-        start, length = Cut(c.dim, c.axes, c.outer, held, c.unit).part(self.sizes, self.coords)
-        split = x.unflatten(c.dim, (c.outer, held, c.unit))
-        if length * ways == held:
-            part = split.narrow(c.dim + 1, start, length)
-        else:
-            index = torch.arange(start, start + length, device=x.device).clamp_(max=held - 1)
-            part = split.index_select(c.dim + 1, index)
-            if zeros:
-                real = max(0, min(length, held - start))
-                part.narrow(c.dim + 1, real, length - real).zero_()
-        return part.flatten(c.dim, c.dim + 2).contiguous()
+        return take_part(x, replace(c, count=held), self.sizes, self.coords, zeros)
 
     def unshard(self, x: Tensor, cut: str) -> Tensor:
         """The transpose of V → S: this rank's part in its place, zeros elsewhere."""
         (c,) = parse_cuts(cut)
         if not c.axes:
             return x
-        ways = math.prod(self.sizes[axis] for axis in c.axes)
-        length = x.shape[c.dim] // (c.outer * c.unit)
-        held = min(c.count, length * ways)
-        start, _ = Cut(c.dim, c.axes, c.outer, held, c.unit).part(self.sizes, self.coords)
-        split = x.unflatten(c.dim, (c.outer, length, c.unit))
-        out = split.new_zeros((*split.shape[: c.dim + 1], held, *split.shape[c.dim + 2 :]))
-        real = max(0, min(length, held - start))
-        out.narrow(c.dim + 1, min(start, held), real).copy_(split.narrow(c.dim + 1, 0, real))
-        return out.flatten(c.dim, c.dim + 2)
+        held = min(c.count, x.shape[c.dim] // (c.outer * c.unit) * c.ways(self.sizes))
+        return put_part(x, replace(c, count=held), self.sizes, self.coords)
 
     def first(self, x: Tensor, axis: str) -> Tensor:
         """V → P: the first rank (or micro-batch) keeps the value, the others add nothing."""
@@ -213,13 +179,16 @@ class RankContext:
         `limit` is the number of real units, or ("rows", k): k for each real row of the batch.
         """
         (c,) = parse_cuts(cut)
-        start, length = c.part(self.sizes, self.coords)
-        real = min(max((limit if isinstance(limit, int) else limit[1] * self.real_rows) - start, 0), length)
-        if real == length:
+        last = limit if isinstance(limit, int) else limit[1] * self.real_rows
+        spans = c.spans(self.sizes, self.coords)
+        if all(start + length <= last for start, length in spans):
             return x
         fill = {"sum": 0, "max": _extreme(x.dtype, -1), "min": _extreme(x.dtype, 1)}[reduction]
-        out = x.unflatten(c.dim, (c.outer, length, c.unit)).clone()
-        out.narrow(c.dim + 1, real, length - real).fill_(fill)
+        out, at = x.unflatten(c.dim, (c.outer, sum(length for _, length in spans), c.unit)).clone(), 0
+        for start, length in spans:
+            real = min(max(last - start, 0), length)
+            out.narrow(c.dim + 1, at + real, length - real).fill_(fill)
+            at += length
         return out.flatten(c.dim, c.dim + 2)
 
     def own_rows(self, index: Tensor, cut: str) -> tuple[Tensor, Tensor]:
@@ -281,6 +250,21 @@ class RankContext:
 
     attention = staticmethod(attention_kernels.attention)
     attention_backward = staticmethod(attention_kernels.attention_backward)
+
+    def attention_blocks(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, documents: Tensor | None, *call: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Attention where what a query sees depends on where it stands: see `runtime.split_attention`."""
+        return split_attention.forward(self, self._planner, q, k, v, mask, documents, split_attention.Call(*call))
+
+    def attention_blocks_backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, documents: Tensor | None, out: Tensor,
+        lse: Tensor, learns_mask: bool, *call: Any,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        given = split_attention.Call(*call)
+        return split_attention.backward(
+            self, self._planner, grad, q, k, v, mask, documents, out, lse, given, learns_mask
+        )
 
     def product_into(self, position: int, a: Tensor, b: Tensor) -> Tensor | None:
         """a @ b as gradient `position` of the running backward: written into its buffer (added if that holds earlier

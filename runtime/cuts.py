@@ -3,16 +3,21 @@
 A cut `(dim, axes, outer, count, unit)` sees dimension `dim` as `(outer, count, unit)` and splits `count` over the
 product of `axes` (outermost first) into parts of `ceil(count / ways)`; the last parts may be padding. It is written
 `"0:dp,micro:1:8:1"`, several joined by `;`.
+
+In the order "zigzag" (`"1:cp:1:8:1:zigzag"`) there are two chunks for each of n ranks, and rank r holds the chunks r
+and 2n-1-r.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -22,18 +27,109 @@ class Cut:
     outer: int
     count: int
     unit: int
+    order: str = ""
 
     def __str__(self) -> str:
-        return f"{self.dim}:{','.join(self.axes)}:{self.outer}:{self.count}:{self.unit}"
+        order = f":{self.order}" if self.order else ""
+        return f"{self.dim}:{','.join(self.axes)}:{self.outer}:{self.count}:{self.unit}{order}"
+
+    def ways(self, sizes: Mapping[str, int]) -> int:
+        return math.prod(sizes[axis] for axis in self.axes)
+
+    def index(self, sizes: Mapping[str, int], coords: Mapping[str, int]) -> int:
+        """This rank's number among those that share the dimension."""
+        index = 0
+        for axis in self.axes:
+            index = index * sizes[axis] + coords[axis]
+        return index
 
     def part(self, sizes: Mapping[str, int], coords: Mapping[str, int]) -> tuple[int, int]:
-        """(start, length) of this part in units; start + length may exceed `count` by padding."""
-        ways, index = 1, 0
-        for axis in self.axes:
-            ways *= sizes[axis]
-            index = index * sizes[axis] + coords[axis]
-        length = math.ceil(self.count / ways)
-        return index * length, length
+        """(start, length) of this part in units; start + length may exceed `count` by padding. Of a contiguous cut."""
+        ((start, length),) = self.spans(sizes, coords)
+        return start, length
+
+    def spans(self, sizes: Mapping[str, int], coords: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+        """(start, length) of each chunk of this part, in the order in which they are held."""
+        ways, index = self.ways(sizes), self.index(sizes, coords)
+        chunk = self.chunk(ways)
+        return tuple((k * chunk, chunk) for k in self.held(index, ways))
+
+    def held(self, index: int, ways: int) -> tuple[int, ...]:
+        """The numbers of the chunks that rank `index` holds."""
+        return (index, 2 * ways - 1 - index) if self.order == "zigzag" and ways > 1 else (index,)
+
+    def chunk(self, ways: int) -> int:
+        """The length of a chunk in units."""
+        return math.ceil(self.count / (ways * len(self.held(0, ways))))
+
+    def length(self, ways: int) -> int:
+        """The length of a part in units."""
+        return len(self.held(0, ways)) * self.chunk(ways)
+
+
+# -- the parts of a tensor ---------------------------------------------------------------------------------------------
+
+
+def split_parts(x: Tensor, cut: Cut, ways: int, zeros: bool = False) -> Tensor:
+    """All parts of a whole tensor: [ways, …]. Padding repeats the last entry, or holds `zeros`."""
+    chunk, per = cut.chunk(ways), len(cut.held(0, ways))
+    split = x.unflatten(cut.dim, (cut.outer, cut.count, cut.unit))
+    missing = chunk * per * ways - cut.count
+    if missing:
+        last = split.narrow(cut.dim + 1, cut.count - 1, 1)
+        sizes = [missing if dim == cut.dim + 1 else -1 for dim in range(split.dim())]
+        pad = (torch.zeros_like(last) if zeros else last).expand(sizes)
+        split = torch.cat([split, pad], cut.dim + 1)
+    split = split.unflatten(cut.dim + 1, (per * ways, chunk))
+    if per == 2:
+        there, back = split.narrow(cut.dim + 1, 0, ways), split.narrow(cut.dim + 1, ways, ways).flip(cut.dim + 1)
+        split = torch.stack([there, back], cut.dim + 2).flatten(cut.dim + 2, cut.dim + 3)
+    return split.movedim(cut.dim + 1, 0).flatten(cut.dim + 1, cut.dim + 3).contiguous()
+
+
+def join_parts(parts: Tensor, cut: Cut) -> Tensor:
+    """The inverse of `split_parts`: [ways, …, outer*length*unit, …] → […, outer*count*unit, …]."""
+    ways, shape, dim = parts.shape[0], parts.shape[1:], cut.dim
+    per = len(cut.held(0, ways))
+    split = parts.view(ways, *shape[:dim], cut.outer, per * cut.chunk(ways), cut.unit, *shape[dim + 1 :])
+    split = split.movedim(0, dim + 1)
+    if per == 2:
+        halves = split.unflatten(dim + 2, (2, -1))
+        split = torch.cat([halves.select(dim + 2, 0), halves.select(dim + 2, 1).flip(dim + 1)], dim + 1)
+    whole = split.flatten(dim + 1, dim + 2).narrow(dim + 1, 0, cut.count)
+    return whole.flatten(dim, dim + 2).contiguous()
+
+
+def take_part(x: Tensor, cut: Cut, sizes: Mapping[str, int], coords: Mapping[str, int], zeros: bool = False) -> Tensor:
+    """One part of a whole tensor. Padding repeats the last entry, as finite as real ones, or holds `zeros`."""
+    split = x.unflatten(cut.dim, (cut.outer, cut.count, cut.unit))
+    found = []
+    for start, length in cut.spans(sizes, coords):
+        real = max(0, min(length, cut.count - start))
+        piece = split.narrow(cut.dim + 1, min(start, cut.count), real)
+        if real < length:
+            last = split.narrow(cut.dim + 1, cut.count - 1, 1)
+            missing = [length - real if dim == cut.dim + 1 else -1 for dim in range(split.dim())]
+            piece = torch.cat([piece, (torch.zeros_like(last) if zeros else last).expand(missing)], cut.dim + 1)
+        found.append(piece)
+    part = found[0] if len(found) == 1 else torch.cat(found, cut.dim + 1)
+    return part.flatten(cut.dim, cut.dim + 2).contiguous()
+
+
+def put_part(x: Tensor, cut: Cut, sizes: Mapping[str, int], coords: Mapping[str, int]) -> Tensor:
+    """A whole tensor of zeros but for this part, without its padding."""
+    length = x.shape[cut.dim] // (cut.outer * cut.unit)
+    split = x.unflatten(cut.dim, (cut.outer, length, cut.unit))
+    out = split.new_zeros((*split.shape[: cut.dim + 1], cut.count, *split.shape[cut.dim + 2 :]))
+    at = 0
+    for start, size in cut.spans(sizes, coords):
+        real = max(0, min(size, cut.count - start))
+        out.narrow(cut.dim + 1, min(start, cut.count), real).copy_(split.narrow(cut.dim + 1, at, real))
+        at += size
+    return out.flatten(cut.dim, cut.dim + 2)
+
+
+# -- positions ---------------------------------------------------------------------------------------------------------
 
 
 def positions(
@@ -41,9 +137,9 @@ def positions(
     size: int,
     sizes: Mapping[str, int],
     coords: Mapping[str, int],
-    device: torch.device,
+    device: torch.device | str = "cpu",
     mark_padding: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """The global positions along a dimension of `size` that the part under all its `cuts` holds: int64[local size].
 
     In padding the last position is repeated, or with `mark_padding` it is -1.
@@ -51,12 +147,13 @@ def positions(
     where = torch.arange(size, device=device)
     # From the innermost factor outwards, so that the outer factors of a cut are still whole when it is applied.
     for cut in sorted(cuts, key=lambda cut: -cut.outer):
-        start, length = cut.part(sizes, coords)
-        ways = math.prod(sizes[axis] for axis in cut.axes)
-        if cut.count % ways == 0:  # whatever is cut inside the parts
-            where = where.view(cut.outer, ways, -1)[:, start // length if length else 0].reshape(-1)
+        ways = cut.ways(sizes)
+        held = cut.held(cut.index(sizes, coords), ways)
+        chunks = len(held) * ways
+        if cut.count % chunks == 0:  # whatever is cut inside the parts
+            where = where.view(cut.outer, chunks, -1)[:, list(held)].reshape(-1)
             continue
-        chosen = torch.arange(start, start + length, device=device)
+        chosen = torch.cat([torch.arange(s, s + n, device=device) for s, n in cut.spans(sizes, coords)])
         padding = chosen >= cut.count
         where = where.view(cut.outer, cut.count, -1)[:, chosen.clamp_(max=max(cut.count - 1, 0))]
         if mark_padding:
@@ -65,9 +162,40 @@ def positions(
     return where
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive positions along a dimension: `length` of them, from `start` globally and from `local` here."""
+
+    start: int
+    local: int
+    length: int
+
+
+def runs(cuts: Sequence[Cut], size: int, sizes: Mapping[str, int], coords: Mapping[str, int]) -> list[Run]:
+    """The runs of a dimension of `size` that the part under all its `cuts` holds, without padding."""
+    if len(cuts) == 1 and cuts[0].outer == 1:  # the usual case, without a list of all positions
+        found, local = [], 0
+        for start, length in cuts[0].spans(sizes, coords):
+            real = max(0, min(length, cuts[0].count - start))
+            if real:
+                found.append(Run(start * cuts[0].unit, local * cuts[0].unit, real * cuts[0].unit))
+            local += length
+        return found
+    where = positions(cuts, size, sizes, coords, mark_padding=True)
+    real = torch.nonzero(where >= 0).view(-1)
+    if not len(real):
+        return []
+    breaks = (torch.diff(where[real]) != 1) | (torch.diff(real) != 1)
+    edges = [0, *(torch.nonzero(breaks).view(-1) + 1).tolist(), len(real)]
+    return [
+        Run(int(where[real[first]]), int(real[first]), end - first)
+        for first, end in itertools.pairwise(edges)
+    ]  # fmt: skip
+
+
 def local_part(
-    tensor: torch.Tensor, cuts: Sequence[Cut], sizes: Mapping[str, int], coords: Mapping[str, int]
-) -> torch.Tensor:
+    tensor: Tensor, cuts: Sequence[Cut], sizes: Mapping[str, int], coords: Mapping[str, int]
+) -> Tensor:
     """The part of a global tensor; padding repeats the last real entry."""
     for dim in {cut.dim for cut in cuts}:
         own = [cut for cut in cuts if cut.dim == dim]
@@ -81,6 +209,7 @@ def parse_cuts(text: str) -> tuple[Cut, ...]:
     """The cuts written in `text`; "" is none."""
     cuts = []
     for piece in filter(None, text.split(";")):
-        dim, axes, outer, count, unit = piece.split(":")
-        cuts.append(Cut(int(dim), tuple(filter(None, axes.split(","))), int(outer), int(count), int(unit)))
+        dim, axes, outer, count, unit, *order = piece.split(":")
+        axes = tuple(filter(None, axes.split(",")))
+        cuts.append(Cut(int(dim), axes, int(outer), int(count), int(unit), *order))
     return tuple(cuts)

@@ -37,7 +37,7 @@ class ProgramError(Exception):
 class Input:
     """A batch input. `shape` is global; dimension `batch_dim` holds the rows (None: the same on all ranks).
 
-    Of an integer input: values lie in [0, below), as far as the model's own use of them tells, and `ignore` marks
+    `cuts` say which part of its other dimensions a rank holds. Of an integer input: values lie in [0, below), as far as the model's own use of them tells, and `ignore` marks
     labels that do not count.
     """
 
@@ -47,6 +47,7 @@ class Input:
     batch_dim: int | None = 0
     below: int | None = None
     ignore: int | None = None
+    cuts: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from runtime.checkpoint import InitialWeights
 from runtime.checkpoint import rank as checkpoint
 from runtime.checkpoint.whole import load_whole, whole_tensors
 from runtime.context import RankContext, stage_group
+from runtime.cuts import local_part, parse_cuts
 from runtime.executor import Executor, StepResult, load_kinds
 from runtime.factory import build
 from runtime.lr import Schedule
@@ -138,7 +139,7 @@ class Session:
         return tensor.index_select(spec.batch_dim, index)
 
     def place(self, spec: Input, tensor: Tensor) -> Tensor:
-        """On the rank's device, in the program's dtype, with the shape checked."""
+        """This rank's part of its rows, on its device, in the program's dtype, with the shape checked."""
         shape = list(spec.shape)
         if spec.batch_dim is not None:
             start, end = self.row_range()
@@ -150,7 +151,8 @@ class Session:
             if tensor.is_floating_point() != wanted.is_floating_point:
                 raise BatchError(f"input {spec.name}: dtype {tensor.dtype}, but the plan says {spec.dtype}")
             tensor = tensor.to(wanted)
-        return tensor.to(self.transport.device, non_blocking=True)
+        part = local_part(tensor, parse_cuts(spec.cuts), self.context.sizes, self.context.coords)
+        return part.to(self.transport.device, non_blocking=True)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

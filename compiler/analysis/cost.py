@@ -162,7 +162,7 @@ def communicates(node: Node) -> tuple[str, tuple[str, ...], int] | None:
     if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return None
     given = node.args[1]
-    if kind in ("all_gather", "reduce_scatter"):
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
         axes = tuple(axis for cut in parse_cuts(given) for axis in cut.axes)
     else:
         axes = (given,) if isinstance(given, str) else tuple(given)

@@ -11,6 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from runtime.blocks import visible_blocks
+from runtime.cuts import Run
+
 Rule = Callable[[Sequence[Any], Sequence[Any]], int]
 
 
@@ -51,6 +54,24 @@ def attention_backward(args: Sequence[Any], results: Sequence[Any]) -> int:
     return _scores(query, key) * (3 * query.shape[-1] + 2 * value.shape[-1]) // (2 if args[7] else 1)
 
 
+def attention_blocks(args: Sequence[Any], results: Sequence[Any]) -> int:
+    """query, key, value, mask, documents, causal, window, scale, p, site, shape of the weights, …: of what a query sees
+    in the mean over all of them."""
+    return _seen(args) * 2 * (args[0].shape[-1] + args[2].shape[-1])
+
+
+def attention_blocks_backward(args: Sequence[Any], results: Sequence[Any]) -> int:
+    """d_out, query, key, value, mask, documents, out, log-sum-exp, learns, causal, window, …"""
+    return _seen((*args[1:6], *args[9:])) * 2 * (3 * args[1].shape[-1] + 2 * args[3].shape[-1])
+
+
+def _seen(args: Sequence[Any]) -> int:
+    """Pairs of a query and a key that it sees, over the local queries of all batches and heads."""
+    query, causal, window, (queries, keys) = args[0], args[5], args[6], args[10][-2:]
+    whole = visible_blocks((Run(0, 0, queries),), (Run(0, 0, keys),), causal, window)
+    return round(math.prod(query.shape[:-1]) * sum(block.area for block in whole) / max(queries, 1))
+
+
 def kernel(causal: int) -> Rule:
     """An attention kernel: query, key, value, …; whether it is causal is argument `causal`, if it is there."""
     return lambda args, results: attention((*args[:3], None, any(args[causal : causal + 1])), results)
@@ -88,6 +109,8 @@ RULES: dict[str, Rule] = {
     "planc.matmul_reduce": lambda args, results: product(args[0], args[1]),
     "planc.attention": attention,
     "planc.attention_backward": attention_backward,
+    "planc.attention_blocks": attention_blocks,
+    "planc.attention_blocks_backward": attention_blocks_backward,
     "aten.addmm_": lambda args, results: product(args[1], args[2]),
     "aten._scaled_dot_product_flash_attention": kernel(4),
     "aten._scaled_dot_product_flash_attention_for_cpu": kernel(4),

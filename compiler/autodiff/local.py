@@ -19,6 +19,8 @@ COMMUNICATES = {
     "planc.cross_entropy": -1,
     "planc.cross_entropy_backward": -1,
     "planc.log_sum_exp": -1,
+    "planc.attention_blocks": -1,
+    "planc.attention_blocks_backward": -1,
 }
 """Operators of local code that communicate, and which argument says over what: axes, an axis, or a cut."""
 
@@ -29,7 +31,7 @@ def communicated_axes(node: Node) -> tuple[str, ...]:
         return ()
     over = node.args[COMMUNICATES[node.op]]
     if isinstance(over, str):
-        return parse_cuts(over)[0].axes if ":" in over else (over,)
+        return tuple(axis for cut in parse_cuts(over) for axis in cut.axes) if ":" in over or not over else (over,)
     return tuple(over)
 
 
@@ -51,24 +53,24 @@ def localized(node: Node, mesh: Mesh) -> tuple[str, tuple[Any, ...], dict[str, A
     return node.op, tuple(args), node.kwargs
 
 
-def cut_text(axes: Iterable[str], dim: int, outer: int, count: int, unit: int, mesh: Mesh) -> str:
+def cut_text(axes: Iterable[str], dim: int, outer: int, count: int, unit: int, mesh: Mesh, order: str = "") -> str:
     """The cut as the runtime reads it; axes of size 1 do not cut."""
-    return str(Cut(dim, tuple(axis for axis in axes if mesh.size(axis) > 1), outer, count, unit))
+    return str(Cut(dim, tuple(axis for axis in axes if mesh.size(axis) > 1), outer, count, unit, order))
 
 
 def held_cut_text(value: Value, axes: tuple[str, ...], mesh: Mesh) -> str:
     """How `axes`, which all cut one factor, cut the value, as the runtime reads it."""
     shard = (value.layout or Layout())[axes[0]]
     assert isinstance(shard, Shard)
-    return cut_text(axes, *held_cut(value, shard, axes, mesh), mesh)
+    return cut_text(axes, *held_cut(value, shard, axes, mesh), mesh, shard.order)
 
 
-def cuts_text(value: Value, mesh: Mesh) -> str:
-    """All cuts of a value, as the runtime reads them."""
+def cuts_text(value: Value, mesh: Mesh, dim: int | None = None) -> str:
+    """All cuts of a value, or those of one dimension, as the runtime reads them."""
     found: dict[Shard, str] = {}
     for place in (value.layout or Layout()).values():
-        if isinstance(place, Shard) and place not in found:
+        if isinstance(place, Shard) and place not in found and dim in (None, place.dim):
             axes = shard_axes(value.layout or Layout(), place, mesh)
             count = value.shape[place.dim] // (place.outer * place.unit)
-            found[place] = cut_text(axes, place.dim, place.outer, count, place.unit, mesh)
+            found[place] = cut_text(axes, place.dim, place.outer, count, place.unit, mesh, place.order)
     return ";".join(found.values())

@@ -14,6 +14,7 @@ import torch
 from compiler.autodiff.local import cut_text, cuts_text, held_cut_text, shape_of
 from compiler.ir.graph import Node, Value, values_in
 from compiler.layout.placement import Replicate, Shard
+from compiler.layout.rules.signature import arguments
 
 if TYPE_CHECKING:
     from compiler.autodiff.trace import Tracer
@@ -33,7 +34,10 @@ def backward(op: str) -> Callable[[Backward], Backward]:
 
 
 def _cut(tracer: Tracer, node: Node) -> str:
-    return cut_text(*node.args[1:6], tracer.mesh)
+    """The cut that a redistribution makes or undoes; its order is that of the value that has it."""
+    places = [value.layout[node.args[1][0]] for value in (node.args[0], node.outputs[0])]
+    order = next((place.order for place in places if isinstance(place, Shard)), "")
+    return cut_text(*node.args[1:6], tracer.mesh, order)
 
 
 def _record(tracer: Tracer, node: Node, op: str, *args: Any) -> torch.Tensor:
@@ -129,13 +133,19 @@ def first_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, t
 
 @forward("planc.all_to_all")
 def all_to_all(tracer: Tracer, node: Node) -> torch.Tensor:
-    return _record(tracer, node, "planc.all_to_all", *node.args[1:])
+    return _record(tracer, node, "planc.all_to_all", *_cuts(tracer, node))
+
+
+def _cuts(tracer: Tracer, node: Node) -> tuple[str, str]:
+    """The cuts before and after an all_to_all."""
+    before, after = (held_cut_text(value, (node.args[1],), tracer.mesh) for value in (node.args[0], node.outputs[0]))
+    return before, after
 
 
 @backward("planc.all_to_all")
 def all_to_all_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor]:
-    axis, source, target = node.args[1:]
-    return _like(tracer, node, gradients[0], "planc.all_to_all", axis, target, source)
+    before, after = _cuts(tracer, node)
+    return _like(tracer, node, gradients[0], "planc.all_to_all", after, before, True)
 
 
 @forward("planc.mask")
@@ -218,56 +228,58 @@ def dropout(tracer: Tracer, node: Node) -> torch.Tensor:
 
 @forward("planc.attention")
 def attention(tracer: Tracer, node: Node) -> torch.Tensor:
-    """One kernel with its log-sum-exp; where the kernel cannot serve (dropout on the weights, a bias that learns), the
-    formula written out."""
-    query, key, value, mask, causal, scale, p, site = node.args
-    if p > 0 or (isinstance(mask, Value) and mask.differentiable):
-        return _written_attention(tracer, node)
+    """One kernel with its log-sum-exp, or the operator that works block by block."""
+    given = arguments(node)
+    query = given["query"]
     out = node.outputs[0]
     shape = shape_of(out, tracer.mesh)
     wide = "float32" if out.dtype in ("bfloat16", "float16") else out.dtype
     results = (tracer.recorder.empty(shape, out.dtype), tracer.recorder.empty(shape[:-1], wide))
-    operands = [tracer.value(item) if isinstance(item, Value) else None for item in (query, key, value, mask)]
-    return tracer.recorder.add("planc.attention", (*operands, causal, scale), results)[0]
+
+    def local(name: str) -> Value | None:
+        return tracer.value(given[name]) if isinstance(given[name], Value) else None
+
+    operands = [local(name) for name in ("query", "key", "value", "mask")]
+    if not by_blocks(node):
+        return tracer.recorder.add("planc.attention", (*operands, given["causal"], given["scale"]), results)[0]
+    weights = (*query.shape[:-1], given["key"].shape[-2])
+    call = (given["causal"], given["window"], given["scale"], given["dropout_p"], given["site"], weights)
+    cuts = (cuts_text(query, tracer.mesh), cuts_text(given["key"], tracer.mesh, len(query.shape) - 2))
+    return tracer.recorder.add("planc.attention_blocks", (*operands, local("documents"), *call, *cuts), results)[0]
+
+
+def by_blocks(node: Node) -> bool:
+    """Whether a kernel of the whole cannot serve: dropout on the weights, a bias that learns, a window, documents, or a
+    sequence of which this rank has a part."""
+    given = arguments(node)
+    query, key, mask = given["query"], given["key"], given["mask"]
+    learns = isinstance(mask, Value) and mask.differentiable
+    sequence = len(query.shape) - 2
+    places = [place for value in (query, key) for place in (value.layout or {}).values()]
+    cut = any(isinstance(place, Shard) and place.dim == sequence for place in places)
+    return given["dropout_p"] > 0 or learns or given["window"] is not None or given["documents"] is not None or cut
 
 
 @backward("planc.attention")
 def attention_backward(tracer: Tracer, node: Node, gradients: list) -> dict[Value, torch.Tensor] | None:
-    query, key, value, mask, causal, scale, p, site = node.args
-    if p > 0 or (isinstance(mask, Value) and mask.differentiable):
-        return None  # recorded operator by operator
+    given = arguments(node)
+    mask = given["mask"]
     recorder = tracer.recorder
     made = recorder.value_of(tracer.results[node][0]).producer
-    operands = made.args[:4]
-    results = tuple(recorder.empty(operand.shape, operand.dtype) for operand in operands[:3])
-    arguments = (recorder.value_of(gradients[0]), *operands, *made.outputs, causal, scale)
-    results = recorder.add("planc.attention_backward", arguments, results)
+    wanted = [given[name] for name in ("query", "key", "value")]
+    learns = isinstance(mask, Value) and mask.differentiable
+    results = tuple(recorder.empty(operand.shape, operand.dtype) for operand in made.args[: 4 if learns else 3])
+    gradient = recorder.value_of(gradients[0])
+    if by_blocks(node):
+        rest = (*made.args[:5], *made.outputs, learns, *made.args[5:])
+    else:
+        rest = (*made.args[:4], *made.outputs, *made.args[4:])
+    results = recorder.add(f"{made.op}_backward", (gradient, *rest), results)
     found: dict[Value, torch.Tensor] = {}
-    for item, gradient in zip((query, key, value), results):
+    for item, gradient in zip([*wanted, mask] if learns else wanted, results):
         if item.differentiable:
             found[item] = found[item] + gradient if item in found else gradient
     return found
-
-
-def _written_attention(tracer: Tracer, node: Node) -> torch.Tensor:
-    query, key, value, mask, causal, scale, p, site = node.args
-    q, k, v = tracer.tensor(query), tracer.tensor(key), tracer.tensor(value)
-    if k.shape[-3] != q.shape[-3]:
-        groups = q.shape[-3] // k.shape[-3]
-        k, v = k.repeat_interleave(groups, -3), v.repeat_interleave(groups, -3)
-    scores = (q @ k.transpose(-2, -1)) * scale
-    if causal:
-        late = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(late, float("-inf"))
-    if isinstance(mask, Value):
-        m = tracer.tensor(mask)
-        scores = scores.masked_fill(~m, float("-inf")) if m.dtype == torch.bool else scores + m
-    weights = scores.softmax(-1)
-    if p > 0:
-        # The weights are cut as the query is, in all but the last dimension.
-        whole = Value("weights", query.dtype, (*query.shape[:-1], key.shape[-2]), layout=query.layout)
-        weights = weights * _dropout_mask(tracer, whole, p, site) * (1.0 / (1.0 - p))
-    return weights @ v
 
 
 # -- opaque modules ------------------------------------------------------------------------------------------------------

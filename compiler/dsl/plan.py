@@ -226,9 +226,14 @@ class TensorStrategy(Strategy):
 class ContextStrategy(Strategy):
     """`context over cp`: each rank takes its part of the sequence."""
 
+    along: tuple[Pattern, ...] = patterns(
+        "along",
+        "the names of the sizes that are sequences; by default dimension 1 of `int64[batch, seq]` and of "
+        "`float32[batch, seq, width]`",
+    )
     attention: str = option(
-        Choice("ring", "gather", "ulysses", "usp"),
-        "ring",
+        Choice("gather", "ring", "ulysses", "usp"),
+        "gather",
         "how attention sees the whole sequence; `usp` is `ulysses` over the last axis and `ring` "
         "over the first",
     )

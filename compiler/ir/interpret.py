@@ -80,13 +80,18 @@ def drop(args: tuple[Any, ...], dropout: Dropout | None) -> Tensor:
 
 def attention(args: tuple[Any, ...], dropout: Dropout | None) -> Tensor:
     """The formula, with zeros for a query that may attend to nothing."""
-    q, k, v, mask, causal, scale, p, site = args
+    q, k, v, mask, causal, scale, p, site, window, documents = (*args, None, None)[:10]
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         groups = q.shape[-3] // k.shape[-3]
         k, v = k.repeat_interleave(groups, -3), v.repeat_interleave(groups, -3)
     scores = q @ k.transpose(-2, -1) * scale
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+    if window is not None:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).tril(-window), float("-inf"))
+    if documents is not None:
+        other = documents[..., :, None] != documents[..., None, :]
+        scores = scores.masked_fill(other.unsqueeze(-3), float("-inf"))
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     weights = torch.ops.aten._safe_softmax(scores, -1)

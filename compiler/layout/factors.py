@@ -20,20 +20,22 @@ def factor_at(shard: Shard, dims: Dims, rule: Rule, shape: tuple[int, ...], ways
     for name in dims[shard.dim]:
         after = size // (before * rule.sizes[name]) if before * rule.sizes[name] else 1
         if before == shard.outer and rule.sizes[name] != 1:
-            whole_units = rule.sizes[name] % ways == 0
+            whole_units = rule.sizes[name] % shard.chunks(ways) == 0
             return name if shard.unit == after or (shard.unit == 1 and whole_units) else None
         before *= rule.sizes[name]
     return None
 
 
-def shard_for(factor: str, dims: Dims, rule: Rule, shape: tuple[int, ...], ways: int) -> Shard | None:
+def shard_for(
+    factor: str, dims: Dims, rule: Rule, shape: tuple[int, ...], ways: int, order: str = ""
+) -> Shard | None:
     """The cut of a tensor with these dimensions along `factor`, or None if it does not have the factor."""
     for dim, names in enumerate(dims):
         if factor in names:
             at = names.index(factor)
             outer = math.prod(rule.sizes[name] for name in names[:at])
             unit = math.prod(rule.sizes[name] for name in names[at + 1 :])
-            return normal(Shard(dim, outer, unit), shape[dim], ways)
+            return normal(Shard(dim, outer, unit, order), shape[dim], ways)
     return None
 
 
@@ -61,11 +63,11 @@ def refined(
                 ways = math.prod(mesh.size(axis) for axis in shard_axes(layout, place, mesh))
                 dims = getattr(rule, side)[k]
                 if factor_at(place, dims, rule, value.shape, ways) is None:
-                    rule = _taken_apart(place, dims[place.dim], rule, value.shape[place.dim], ways)
+                    rule = _split_at(place, dims[place.dim], rule, value.shape[place.dim], ways)
     return rule
 
 
-def _taken_apart(shard: Shard, names: tuple[str, ...], rule: Rule, size: int, ways: int) -> Rule:
+def _split_at(shard: Shard, names: tuple[str, ...], rule: Rule, size: int, ways: int) -> Rule:
     """The rule with the factor that `shard` falls inside, if there is one, split into what is outside the cut, what
     is cut, and the unit. A factor that must be whole anyway stays as it is, and one that the operator itself reduces:
     it knows contiguous parts alone."""
@@ -73,15 +75,17 @@ def _taken_apart(shard: Shard, names: tuple[str, ...], rule: Rule, size: int, wa
     for name in names:
         after = before * rule.sizes[name]
         # A unit of 1 may be one that was folded away, since the parts are even: then they may end with the factor.
-        end = after if shard.unit == 1 and after % (shard.outer * ways) == 0 else size // shard.unit
+        end = after if shard.unit == 1 and after % (shard.outer * shard.chunks(ways)) == 0 else size // shard.unit
         if shard.outer % before == 0 and after % end == 0 and end > shard.outer and name not in whole:
             sizes = (shard.outer // before, end // shard.outer, after // end)
-            return _replaced(rule, name, {f"{name}/{k}": part for k, part in enumerate(sizes) if part != 1})
+            return taken_apart(rule, name, {f"{name}/{k}": part for k, part in enumerate(sizes) if part != 1})
         before = after
     return rule
 
 
-def _replaced(rule: Rule, factor: str, parts: dict[str, int]) -> Rule:
+def taken_apart(rule: Rule, factor: str, parts: dict[str, int]) -> Rule:
+    """The rule with a factor as the product of several, outermost first."""
+
     def split(dims: Dims) -> Dims:
         return tuple(
             tuple(part for name in names for part in (parts if name == factor else (name,))) for names in dims

@@ -15,6 +15,10 @@ The pairing in the last column is what makes differentiation local (compare JAX'
 A dimension is often a product of factors (a flattened `batch*seq`, a fused `3*heads*head_dim`), and the sharded one
 need not be the outermost. `Shard(dim, outer, unit)` sees the dimension as `(outer, count, unit)` and cuts `count`
 into `ceil(count / axis size)` long parts; what is missing in the last part is padding.
+
+With `order="zigzag"` there are twice as many chunks as ranks, and rank r of n holds the chunks r and 2n-1-r: of a causal
+triangle over the dimension all ranks then have the same area. Zigzag cuts nest as plain ones do: the chunks of the
+inner ranks of an outer rank are together just its two.
 """
 
 from __future__ import annotations
@@ -55,19 +59,25 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part along `dim`, seen as (outer, count, unit) with `count` cut over the axis."""
+    """A part along `dim`, seen as (outer, count, unit) with `count` cut over the axis; `order`: "" or "zigzag"."""
 
     dim: int
     outer: int = 1
     unit: int = 1
+    order: str = ""
 
     def __str__(self) -> str:
         extra = f", outer={self.outer}" if self.outer != 1 else ""
         extra += f", unit={self.unit}" if self.unit != 1 else ""
+        extra += f", {self.order}" if self.order else ""
         return f"S({self.dim}{extra})"
 
     def at(self, dim: int) -> Shard:
-        return Shard(dim, self.outer, self.unit)
+        return Shard(dim, self.outer, self.unit, self.order)
+
+    def chunks(self, ways: int) -> int:
+        """How many chunks `ways` ranks cut the dimension into."""
+        return 2 * ways if self.order == "zigzag" and ways > 1 else ways
 
 
 Placement = Replicate | Varying | Partial | Shard
@@ -159,8 +169,8 @@ def parse_placement(text: str) -> Placement:
         return P
     if match := re.fullmatch(r"P\((\w+)\)", text):
         return Partial(match[1])
-    if match := re.fullmatch(r"S\((\d+)(?:, outer=(\d+))?(?:, unit=(\d+))?\)", text):
-        return Shard(int(match[1]), int(match[2] or 1), int(match[3] or 1))
+    if match := re.fullmatch(r"S\((\d+)(?:, outer=(\d+))?(?:, unit=(\d+))?(?:, (zigzag))?\)", text):
+        return Shard(int(match[1]), int(match[2] or 1), int(match[3] or 1), match[4] or "")
     raise ValueError(f"not a placement: {text!r}")
 
 
@@ -180,8 +190,8 @@ def shard_axes(layout: Layout, shard: Shard, mesh: Mesh) -> tuple[str, ...]:
 
 def normal(shard: Shard, size: int, ways: int) -> Shard:
     """The one spelling of a cut: a unit that divides evenly is folded away, so that equal cuts compare equal."""
-    if shard.unit > 1 and (size // (shard.outer * shard.unit)) % ways == 0:
-        return Shard(shard.dim, shard.outer)
+    if shard.unit > 1 and (size // (shard.outer * shard.unit)) % shard.chunks(ways) == 0:
+        return Shard(shard.dim, shard.outer, order=shard.order)
     return shard
 
 
@@ -189,7 +199,7 @@ def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int
     """The shape of one rank's part, padding included (equal on all ranks).
 
     Axes that cut the same factor cut it together: `ceil(count / product of their sizes)`. Different factors of one
-    dimension are cut each by itself.
+    dimension are cut each by itself. All axes that cut one factor do so in the same order.
     """
     cuts: dict[Shard, int] = {}
     for axis, place in layout.items():
@@ -199,11 +209,13 @@ def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[int
     for shard, ways in cuts.items():
         count = shape[shard.dim] // (shard.outer * shard.unit)
         # The dimension may be cut at another factor too, so scale what is left of it.
-        local[shard.dim] = local[shard.dim] * math.ceil(count / ways) // count if count else 0
+        chunks = shard.chunks(ways)
+        part = math.ceil(count / chunks) * (chunks // ways)
+        local[shard.dim] = local[shard.dim] * part // count if count else 0
     return tuple(local)
 
 
 def is_padded(shape: tuple[int, ...], layout: Layout, shard: Shard, mesh: Mesh) -> bool:
-    """Whether the last part along `shard` is shorter than the others."""
+    """Whether the last chunk along `shard` is shorter than the others."""
     ways = math.prod(mesh.size(axis) for axis in shard_axes(layout, shard, mesh))
-    return (shape[shard.dim] // (shard.outer * shard.unit)) % ways != 0
+    return (shape[shard.dim] // (shard.outer * shard.unit)) % shard.chunks(ways) != 0

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.ir.graph import Graph, Node, Value, map_values
-from compiler.layout.factors import cut_factors, refined, shard_for
+from compiler.layout.factors import cut_factors, refined, shard_for, taken_apart
 from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Replicate, Shard, V, Varying
 from compiler.layout.redistribute import Redistributor
-from compiler.layout.rule import Dims, Rule, rule_of
+from compiler.layout.rule import Dims, Method, Rule, rule_of
 
 INFINITE = float("inf")
 ASKED_FOR = 1e6
@@ -61,10 +61,17 @@ class Propagation:
 
 @dataclass(frozen=True)
 class Choice:
-    """One axis's decision at one node: `factor` to cut, or "pass", or "whole"."""
+    """One axis's decision at one node: `factor` to cut in which `order`, or "pass", or "whole". Operands that lack the
+    factor are cut along the one that is `paired` with it, if there is one."""
 
     kind: str
     factor: str = ""
+    order: str = ""
+    paired: str = ""
+
+    def along(self, dims: Dims) -> str:
+        """The factor that the choice cuts of a value with these dimensions, if it has one."""
+        return self.paired if self.paired and not has(dims, self.factor) else self.factor
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ class Decision:
     choices: Mapping[str, Choice]
     targets: list[Layout]
     results: list[Layout | None]
+    back: Mapping[str, Choice]
 
 
 def propagate(
@@ -85,14 +93,15 @@ def propagate(
     rows: int = 0,
     hoistable: Callable[[Value], bool] = lambda value: False,
     placed: Mapping[Value, Layout] = {},
+    methods: Mapping[str, str] = {},
 ) -> Propagation:
     """Give every value a layout. `layouts` are those of the graph's inputs (replicated if absent).
 
-    `time_axis` names the axis of micro-batches. `rows`: the rows of a batch if only the first may be real (the last
+    `methods` names for an axis the method to take where an operator has one of that name. `time_axis` names the axis of micro-batches. `rows`: the rows of a batch if only the first may be real (the last
     batch of an epoch), so what is summed over the batch is masked. Raises NeedsHoist with every value to hoist that
     one sweep finds, or TimeMixing.
     """
-    return _Propagator(graph, mesh, layouts, time_axis, rows, hoistable, placed).run()
+    return _Propagator(graph, mesh, layouts, time_axis, rows, hoistable, placed, methods).run()
 
 
 class _Propagator:
@@ -105,8 +114,9 @@ class _Propagator:
         rows: int,
         hoistable: Callable[[Value], bool],
         placed: Mapping[Value, Layout],
+        methods: Mapping[str, str],
     ):
-        self.placed = placed
+        self.placed, self.methods = placed, methods
         self.source, self.mesh, self.time_axis, self.hoistable = graph, mesh, time_axis, hoistable
         self.graph = Graph(graph.name)
         self.moves = Redistributor(self.graph, mesh, time_axis, rows)
@@ -118,7 +128,7 @@ class _Propagator:
         # The axes that cut the data: there all weights are `V`, and it is the data that divides the work.
         self.data_axes = {time_axis} | {
             axis for value in graph.inputs if value.kind != "param" for axis in layouts.get(value, ())
-        }
+        } | set(methods)
         for value in graph.inputs:
             new = Value(value.name, value.dtype, value.shape, value.kind, value.differentiable)
             new.layout = layouts.get(value, Layout())
@@ -144,6 +154,8 @@ class _Propagator:
         moved = [self.moves.to(value, target, node.origin) for value, target in zip(operands, decision.targets)]
         moved = self.mask_padding(node, decision.rule, moved, decision.choices)
         self.emit(node, moved, decision.results)
+        if decision.back:
+            self.bring_back(node, decision)
 
     def decide(self, node: Node, operands: list[Value]) -> Decision:
         """The decision for a call; calls of one rule on operands with the same layouts are decided once."""
@@ -156,6 +168,7 @@ class _Propagator:
         found = self.decisions.get(alike)
         if found is None:
             rule = refined(general, operands, [value.layout for value in operands], self.mesh)
+            rule = self.nested(rule, operands)
             choices: dict[str, Choice] = {}
             for axis in self.mesh.names:
                 choices[axis] = self.choose(axis, node, rule, operands, choices)
@@ -164,7 +177,7 @@ class _Propagator:
                 None if out is None or dims is None else self.result_layout(out, dims, rule, targets, choices)
                 for out, dims in zip(node.outputs, rule.results)
             ]
-            found = self.decisions[alike] = Decision(rule, choices, targets, results)
+            found = self.decisions[alike] = Decision(rule, choices, targets, results, self.back(rule, operands))
         return found
 
     # -- choosing ------------------------------------------------------------------------------------------------
@@ -172,7 +185,7 @@ class _Propagator:
     def choose(
         self, axis: str, node: Node, rule: Rule, operands: list[Value], chosen: Mapping[str, Choice]
     ) -> Choice:
-        """The cheapest choice, given those on the axes outside this one."""
+        """The cheapest choice, given those on the axes outside this one; all axes cut a factor in one order."""
         asked = [k for k in range(len(operands)) if k not in rule.shape_only]
         places = [operands[k].layout[axis] for k in asked]
         if all(isinstance(place, (Replicate, Varying)) for place in places):
@@ -181,16 +194,69 @@ class _Propagator:
             k: cut_factors(operands[k].layout, rule.operands[k], rule, operands[k].shape, self.mesh).get(axis)
             for k in asked
         }
-        factors = dict.fromkeys(name for name in cuts.values() if name is not None and self.may_cut(name, node, rule))
-        candidates = [Choice("cut", name) for name in factors]
+        orders = {k: place.order for k in asked if isinstance(place := operands[k].layout[axis], Shard)}
+        method = self.method(axis, rule, operands)
+        if method is not None:
+            factors = [name if name in rule.sizes else f"{name}/1" for name in method.cut]
+            first = next((k for k, name in cuts.items() if name == factors[0]), None)
+            return Choice("cut", factors[0], "" if first is None else orders[first], *factors[1:])
+        candidates = list(
+            dict.fromkeys(
+                Choice("cut", name, orders[k])
+                for k, name in cuts.items()
+                if name is not None and self.may_cut(name, node, rule, orders[k])
+            )
+        )
+        candidates = [
+            choice
+            for choice in candidates
+            if all(c.factor != choice.factor or c.order == choice.order for c in chosen.values() if c.kind == "cut")
+        ]
         if any(isinstance(place, Partial) for place in places):
             candidates += [Choice("pass", str(k)) for k in range(len(rule.linear))]
         candidates.append(Choice("whole"))
         return min(candidates, key=lambda choice: self.cost(choice, axis, node, rule, operands, cuts, chosen))
 
-    def may_cut(self, factor: str, node: Node, rule: Rule) -> bool:
+    def method(self, axis: str, rule: Rule, operands: list[Value]) -> Method | None:
+        """The method that a strategy asks for on the axis, where its operands are cut as it wants them."""
+        method = rule.methods.get(self.methods.get(axis, ""))
+        if method is None:
+            return None
+        cuts = [
+            cut_factors(value.layout, dims, rule, value.shape, self.mesh).get(axis)
+            for value, dims in zip(operands, rule.operands)
+        ]
+        return method if set(method.given) <= set(cuts) else None
+
+    def nested(self, rule: Rule, operands: list[Value]) -> Rule:
+        """The rule with the factor that a method cuts taken apart where another axis cuts it already: what of it is left
+        to each of that axis's ranks is cut again."""
+        for axis in self.mesh.names:
+            method = self.method(axis, rule, operands)
+            if method is None or len(method.cut) > 1 or method.cut[0] in method.given or method.cut[0] not in rule.sizes:
+                continue
+            (factor,) = method.cut
+            cuts = [cut_factors(v.layout, dims, rule, v.shape, self.mesh) for v, dims in zip(operands, rule.operands)]
+            axes = {other for found in cuts for other, name in found.items() if name == factor and other != axis}
+            ways, size = math.prod(self.mesh.size(other) for other in axes), rule.sizes[factor]
+            if ways > 1 and size % ways == 0 and size > ways:
+                rule = taken_apart(rule, factor, {f"{factor}/0": ways, f"{factor}/1": size // ways})
+        return rule
+
+    def back(self, rule: Rule, operands: list[Value]) -> dict[str, Choice]:
+        """For axes whose method says so: where the results are brought back to."""
+        found = {}
+        for axis in self.mesh.names:
+            method = self.method(axis, rule, operands)
+            if method is not None and method.back:
+                places = [value.layout[axis] for value in operands]
+                order = next(place.order for place in places if isinstance(place, Shard))
+                found[axis] = Choice("cut", method.back, order)
+        return found
+
+    def may_cut(self, factor: str, node: Node, rule: Rule, order: str = "") -> bool:
         """The gradient of a maximum over ranks is not local: only undifferentiated ones may be made so."""
-        if factor in rule.fixed:
+        if factor in rule.fixed or (order and factor in rule.collective | rule.picked):
             return False
         if factor in rule.collective or rule.reduces.get(factor, "sum") == "sum":
             return True
@@ -216,7 +282,9 @@ class _Propagator:
         """
         total = 0.0
         for k, value in enumerate(operands):
-            if choice.kind == "cut" and cuts.get(k) == choice.factor:
+            place = value.layout[axis]
+            stays = isinstance(place, Shard) and cuts.get(k) == choice.factor and place.order == choice.order
+            if choice.kind == "cut" and stays:
                 if self.gathered_outside(k, axis, rule, operands, chosen):
                     total += 1.0 + self.move_cost(value, axis, V if value.differentiable else R)
                 continue
@@ -266,7 +334,9 @@ class _Propagator:
     # -- layouts -------------------------------------------------------------------------------------------------
 
     def ways(self, factor: str, choices: Mapping[str, Choice]) -> int:
-        return math.prod(self.mesh.size(axis) for axis, c in choices.items() if c.kind == "cut" and c.factor == factor)
+        return math.prod(
+            self.mesh.size(axis) for axis, c in choices.items() if c.kind == "cut" and factor in (c.factor, c.paired)
+        )
 
     def operand_place(
         self, k: int, axis: str, rule: Rule, operands: list[Value], choices: Mapping[str, Choice]
@@ -290,7 +360,9 @@ class _Propagator:
             return term if term == P else None
         if k in rule.addends and not any(has(dims, choice.factor) for dims in rule.results if dims is not None):
             return term if term == P else None
-        return shard_for(choice.factor, rule.operands[k], rule, value.shape, self.ways(choice.factor, choices)) or whole
+        factor = choice.along(rule.operands[k])
+        ways = self.ways(factor, choices)
+        return shard_for(factor, rule.operands[k], rule, value.shape, ways, choice.order) or whole
 
     def operand_layout(self, k: int, rule: Rule, operands: list[Value], choices: Mapping[str, Choice]) -> Layout:
         return Layout((axis, self.operand_place(k, axis, rule, operands, choices) or R) for axis in choices)
@@ -303,7 +375,7 @@ class _Propagator:
             if choice.kind == "pass":
                 places[axis] = P
             elif choice.kind == "cut":
-                shard = shard_for(choice.factor, dims, rule, out.shape, self.ways(choice.factor, choices))
+                shard = shard_for(choice.factor, dims, rule, out.shape, self.ways(choice.factor, choices), choice.order)
                 reduced = R if choice.factor in rule.collective else Partial(rule.reduces.get(choice.factor, "sum"))
                 places[axis] = shard or reduced
             elif out.differentiable and any(isinstance(layout[axis], Varying) for layout in targets):
@@ -342,6 +414,14 @@ class _Propagator:
                 value = self.env[out]
                 assert value.layout is not None
                 target = Layout({**{axis: value.layout[axis] for axis in value.layout}, **self.placed[out]})
+                self.env[out] = self.moves.to(value, target, node.origin)
+
+    def bring_back(self, node: Node, decision: Decision) -> None:
+        choices = {**decision.choices, **decision.back}
+        for out, dims in zip(node.outputs, decision.rule.results):
+            if out is not None and dims is not None:
+                value = self.env[out]
+                target = self.result_layout(out, dims, decision.rule, decision.targets, choices)
                 self.env[out] = self.moves.to(value, target, node.origin)
 
     # -- time ----------------------------------------------------------------------------------------------------

@@ -190,14 +190,21 @@ class Redistributor:
         return self.step("planc.all_gather", value, dict.fromkeys(axes, whole), args, origin)
 
     def can_exchange(self, value: Value, axis: str, target: Layout) -> bool:
-        """Whether `S(i) → S(j)` is one all_to_all: plain, even cuts of dimensions that no other axis cuts."""
+        """Whether `S(i) → S(j)` is one all_to_all. The axis must be the innermost of those that cut the dimension, and of
+        those that will cut the other one all outer ones, and they alone, must do so already. Other cuts of the two
+        dimensions must be there to stay, and all even."""
         now, place = value.layout[axis], target[axis]
         assert isinstance(now, Shard) and isinstance(place, Shard)
-        plain = now == Shard(now.dim) and place == Shard(place.dim) and now.dim != place.dim
-        others = [layout[other] for layout in (value.layout, target) for other in self.mesh.names if other != axis]
-        free = not any(isinstance(other, Shard) and other.dim in (now.dim, place.dim) for other in others)
-        ways = self.mesh.size(axis)
-        return plain and free and value.shape[now.dim] % ways == 0 and value.shape[place.dim] % ways == 0
+        if now.dim == place.dim:
+            return False
+        cutting, wanted = shard_axes(value.layout, now, self.mesh), shard_axes(target, place, self.mesh)
+        outer = tuple(itertools.takewhile(lambda other: other != axis, wanted))
+        pairs = [(value.layout[other], target[other]) for other in self.mesh.names if other != axis]
+        others = [pair for pair in pairs if any(isinstance(p, Shard) and p.dim in (now.dim, place.dim) for p in pair)]
+        ends = ((value.layout, now), (target, place))
+        even = not any(is_padded(value.shape, layout, shard, self.mesh) for layout, shard in ends)
+        nested = cutting[-1] == axis and shard_axes(value.layout, place, self.mesh) == outer
+        return nested and (not others or even and all(before == after for before, after in others))
 
     def casts(self, value: Value, axis: str, target: Layout, origin: Origin) -> Value:
         """To `V` over all axes that need it at once: their gradients then are summed in one step too."""
@@ -286,7 +293,7 @@ class Redistributor:
                 layout = layout.with_(axis, V if operand.differentiable else R)
             for axis in together if k not in rule.shape_only else ():
                 ways = math.prod(self.mesh.size(other) for other in together if found[other] == found[axis])
-                shard = shard_for(found[axis], dims, rule, operand.shape, ways)
+                shard = shard_for(found[axis], dims, rule, operand.shape, ways, target[axis].order)
                 layout = layout.with_(axis, shard or layout[axis])
             operands.append(self.to(operand, layout, origin))
         queue = iter(operands)
@@ -344,8 +351,8 @@ def held_cut(value: Value, shard: Shard, axes: tuple[str, ...], mesh: Mesh) -> t
         if isinstance(place, Shard) and place.dim == shard.dim and axis not in axes:
             others[place] = others.get(place, 1) * mesh.size(axis)
     for other, ways in others.items():
-        whole = size // (other.outer * other.unit)
-        part = math.ceil(whole / ways)
+        whole, chunks = size // (other.outer * other.unit), other.chunks(ways)
+        part = math.ceil(whole / chunks) * (chunks // ways)
         if other.outer < shard.outer:
             outer = outer * part // whole
         elif other.outer >= shard.outer * count and shard.unit > 1:

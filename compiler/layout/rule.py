@@ -30,6 +30,17 @@ LocalShapes = Callable[[Value], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
+class Method:
+    """Where an axis cuts operands along each factor of `given`, it is to cut those of `cut` instead, together: each
+    operand along the first of them that it has. With several, the operator itself communicates what is missing. `back`:
+    the results are brought back to the cut along this factor."""
+
+    given: tuple[str, ...]
+    cut: tuple[str, ...]
+    back: str = ""
+
+
+@dataclass(frozen=True)
 class Rule:
     """One operator call's rule.
 
@@ -38,7 +49,9 @@ class Rule:
     ("sum" if absent). `addends` are operands that are added to what is summed (a bias): where a summed factor is cut,
     one rank alone adds them. A `collective` factor is reduced by the operator itself, which communicates where it is
     cut: its results are whole (or cut along it, if they have it). From a `picked` factor the operator reads chosen
-    positions, so its padding does not matter. `shape_only` operands are asked for their type alone: any layout will do. `size_arg` is
+    positions, so its padding does not matter. Neither is cut in zigzag order: the operator knows where a part begins.
+    `methods` are ways to work under cuts that a strategy may ask for by name. `shape_only` operands are asked for their
+    type alone: any layout will do. `size_arg` is
     the index of a positional argument that is the first result's shape, to be replaced by the local shape. `localize`
     rewrites the call where that is not enough. `cheap`: recomputing the result from its operands costs next to
     nothing (a view, a fill), so a consumer that needs only a part of it gets a call of its own that makes just that
@@ -54,6 +67,7 @@ class Rule:
     addends: frozenset[int] = frozenset()
     collective: frozenset[str] = frozenset()
     picked: frozenset[str] = frozenset()
+    methods: Mapping[str, Method] = field(default_factory=dict)
     shape_only: frozenset[int] = frozenset()
     size_arg: int | None = None
     localize: Localize | None = None

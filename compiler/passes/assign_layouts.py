@@ -27,7 +27,8 @@ class LayoutRequest:
     """The mesh (with the time axis innermost, if any), the axes that split the batch, and layouts of the inputs.
 
     `rows`: the rows of a batch, if only the first of them may be real; 0 where all always are. `placed`: values that a
-    strategy puts somewhere, whatever their operands say.
+    strategy puts somewhere, whatever their operands say. `context_axes` split the sequence, and `methods` says how an
+    operator that has several ways to deal with it does so there.
     """
 
     mesh: Mesh
@@ -36,6 +37,8 @@ class LayoutRequest:
     time_axis: str | None = None
     rows: int = 0
     placed: Mapping[Value, Layout] = field(default_factory=dict)
+    context_axes: tuple[str, ...] = ()
+    methods: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -65,7 +68,9 @@ def assign_layouts(graph: Graph, request: LayoutRequest) -> Assigned:
             return source.get(value, value) in batch_only
 
         try:
-            found = propagate(main, request.mesh, layouts, request.time_axis, request.rows, hoistable, placed)
+            found = propagate(
+                main, request.mesh, layouts, request.time_axis, request.rows, hoistable, placed, request.methods
+            )
         except NeedsHoist as more:
             hoisted |= dict.fromkeys(source.get(value, value) for value in more.values)
             continue
@@ -98,7 +103,9 @@ def _early_hoists(graph: Graph, request: LayoutRequest, batch_only: set[Value]) 
     small.nodes = [n for n in graph.nodes if all(v in batch_only for v in n.inputs)]
     layouts = {v: request.inputs.get(v.name, Layout()) for v in small.inputs}
     try:
-        found = propagate(small, request.mesh, layouts, request.time_axis, request.rows, lambda value: True)
+        found = propagate(
+            small, request.mesh, layouts, request.time_axis, request.rows, lambda value: True, {}, request.methods
+        )
     except NeedsHoist as more:
         return list(more.values)
     return [old for old, new in found.values.items() if isinstance(new.layout[request.time_axis], Partial)]
@@ -113,7 +120,7 @@ def _prologue(graph: Graph, hoisted: list[Value], request: LayoutRequest) -> Gra
     assert request.time_axis is not None
     mesh = Mesh(tuple((axis, 1 if axis == request.time_axis else size) for axis, size in request.mesh.axes))
     layouts = {v: request.inputs.get(v.name, Layout()) for v in once.inputs}
-    found = propagate(once, mesh, layouts, request.time_axis, request.rows)
+    found = propagate(once, mesh, layouts, request.time_axis, request.rows, methods=request.methods)
     moves = Redistributor(found.graph, mesh)
     moves.main = list(found.graph.nodes)
     for role, value in found.graph.outputs.items():
@@ -158,7 +165,7 @@ def finish_outputs(found: Propagation, request: LayoutRequest) -> None:
     graph = found.graph
     moves = Redistributor(graph, request.mesh)
     moves.main = list(graph.nodes)
-    split = (*request.batch_axes, *((request.time_axis,) if request.time_axis else ()))
+    split = (*request.batch_axes, *request.context_axes, *((request.time_axis,) if request.time_axis else ()))
     for role, value in graph.outputs.items():
         places: dict[str, Placement] = {}
         for axis in request.mesh.names:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from compiler.context.report import asked_context
 from compiler.dsl.units import show_size
 from compiler.overlap.segment import hidden
 from compiler.recompute import FIT
@@ -78,6 +79,7 @@ def _data(c: Compilation) -> Iterator[Asked]:
 def _others(c: Compilation) -> Iterator[Asked]:
     plan, program = c.plan, c.program
     yield from _tensor(c)
+    yield from (Asked(*found) for found in asked_context(c))
     for word in ("zero", "tensor", "context", "pipeline"):
         strategy = getattr(plan, word)
         if strategy is not None and all(plan.axis_size(axis) == 1 for axis in strategy.axes):

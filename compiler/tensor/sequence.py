@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from compiler.context.layouts import context_order, entering
 from compiler.dsl.plan import Plan
 from compiler.ir.graph import Graph, Value
 from compiler.layout.placement import Layout, Mesh, Shard
-from compiler.segments.split import unit_of
 
 
 def sequence_layouts(plan: Plan, graph: Graph, units: Sequence[str], mesh: Mesh) -> dict[Value, Layout]:
@@ -22,18 +22,9 @@ def sequence_layouts(plan: Plan, graph: Graph, units: Sequence[str], mesh: Mesh)
     if not axes:
         return {}
     batch_dim = next((spec.batch_dim for spec in plan.inputs if spec.batch_dim is not None), 0)
-    place = Shard(1 - batch_dim if batch_dim in (0, 1) else 1)
-    known = set(units)
-    home = {out: unit_of(node.origin.module, known) for node in graph.nodes for out in node.outputs if out is not None}
-    entering = {
-        value
-        for node in graph.nodes
-        if unit_of(node.origin.module, known)
-        for value in node.inputs
-        if home.get(value) == ""
-    }
+    place = Shard(1 - batch_dim if batch_dim in (0, 1) else 1, order=context_order(plan))
     return {
         value: Layout((axis, place) for axis in axes)
-        for value in entering
-        if value.differentiable and len(value.shape) == 3
+        for value in entering(graph, units)
+        if len(value.shape) == 3
     }

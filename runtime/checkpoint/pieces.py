@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.cuts import Cut, positions
+from runtime.cuts import Cut, Run, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +37,6 @@ class Held:
     dtype: torch.dtype
     pieces: tuple[Piece, ...]
     writes: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Consecutive positions along a dimension: `length` of them, from `start` globally and from `local` here."""
-
-    start: int
-    local: int
-    length: int
-
-
-def runs(cuts: Sequence[Cut], size: int, sizes: Mapping[str, int], coords: Mapping[str, int]) -> list[Run]:
-    """The runs of a dimension of `size` that the part under all its `cuts` holds, without padding."""
-    # Padding is -1, so that no entry seems to be held twice.
-    where = positions(cuts, size, sizes, coords, torch.device("cpu"), mark_padding=True)
-    real = torch.nonzero(where >= 0).view(-1)
-    if not len(real):
-        return []
-    breaks = (torch.diff(where[real]) != 1) | (torch.diff(real) != 1)
-    edges = [0, *(torch.nonzero(breaks).view(-1) + 1).tolist(), len(real)]
-    return [
-        Run(int(where[real[first]]), int(real[first]), end - first)
-        for first, end in itertools.pairwise(edges)
-    ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

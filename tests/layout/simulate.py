@@ -18,6 +18,7 @@ from compiler.autodiff.local import localized, shape_of
 from compiler.ir.graph import Graph, Node, Value, map_values
 from compiler.layout.placement import Layout, Mesh, Partial, Replicate, Shard, Varying, shard_axes, transpose
 from compiler.layout.rule import rule_of
+from compiler.layout.redistribute import held_cut
 from compiler.layout.rules.signature import arguments
 
 Parts = list[Tensor]
@@ -37,6 +38,11 @@ def coordinates(mesh: Mesh) -> list[dict[str, int]]:
     return [dict(zip(mesh.names, point)) for point in itertools.product(*(range(size) for _, size in mesh.axes))]
 
 
+def chunks(index: int, ways: int, order: str) -> list[int]:
+    """The chunks that rank `index` of `ways` holds."""
+    return [index, 2 * ways - 1 - index] if order == "zigzag" and ways > 1 else [index]
+
+
 def held(shape: Sequence[int], layout: Layout, mesh: Mesh, at: Mapping[str, int]) -> list[Tensor]:
     """For each dimension, the global positions that the rank at these coordinates holds; -1 is padding."""
     found = []
@@ -49,13 +55,15 @@ def held(shape: Sequence[int], layout: Layout, mesh: Mesh, at: Mapping[str, int]
             for axis in axes:
                 ways, index = ways * mesh.size(axis), index * mesh.size(axis) + at[axis]
             count = size // (cut.outer * cut.unit)
-            if count % ways == 0:  # then the unit is folded into the count, of which inner cuts may have taken a part
-                where = where.view(cut.outer, ways, -1)[:, index].reshape(-1)
+            mine = chunks(index, ways, cut.order)
+            total = ways * len(mine)
+            if count % total == 0:  # then the unit is folded into the count, of which inner cuts may have taken a part
+                where = where.view(cut.outer, total, -1)[:, mine].reshape(-1)
                 continue
-            length = math.ceil(count / ways)
+            length = math.ceil(count / total)
             split = where.view(cut.outer, count, -1)
-            padded = torch.cat([split, split.new_full((cut.outer, length * ways - count, split.shape[2]), -1)], 1)
-            where = padded[:, index * length : (index + 1) * length].reshape(-1)
+            padded = torch.cat([split, split.new_full((cut.outer, length * total - count, split.shape[2]), -1)], 1)
+            where = padded.unflatten(1, (total, length))[:, mine].reshape(-1)
         found.append(where)
     return found
 
@@ -183,33 +191,48 @@ class Collectives:
     def all_reduce(self, parts: Parts, axes: Sequence[str], op: str) -> Parts:
         return self.each(parts, axes, lambda group: [REDUCE[op](group)] * len(group))
 
-    def all_gather(self, parts: Parts, axes: Sequence[str], dim: int, outer: int, count: int, unit: int) -> Parts:
+    def all_gather(
+        self, parts: Parts, axes: Sequence[str], dim: int, outer: int, count: int, unit: int, order: str = ""
+    ) -> Parts:
         def joined(group: Parts) -> Parts:
-            split = [part.unflatten(dim, (outer, math.ceil(count / len(group)), unit)) for part in group]
-            whole = torch.cat(split, dim + 1).narrow(dim + 1, 0, count).flatten(dim, dim + 2)
-            return [whole] * len(group)
+            where = self.places(len(group), count, order)
+            split = torch.cat([part.unflatten(dim, (outer, len(where[0]), unit)) for part in group], dim + 1)
+            back = torch.cat(where).argsort()[-count:] if count else torch.zeros(0, dtype=torch.long)
+            return [split.index_select(dim + 1, back).flatten(dim, dim + 2)] * len(group)
 
         return self.each(parts, axes, joined)
 
-    def pieces(self, whole: Tensor, ways: int, dim: int, outer: int, count: int, unit: int, zero: bool) -> Parts:
+    @staticmethod
+    def places(ways: int, count: int, order: str) -> list[Tensor]:
+        """The positions that each of `ways` ranks holds; -1 is padding."""
+        numbers = [chunks(k, ways, order) for k in range(ways)]
+        total = ways * len(numbers[0])
+        length = math.ceil(count / total)
+        where = torch.cat([torch.arange(count), torch.full((length * total - count,), -1)]).view(total, length)
+        return [where[mine].reshape(-1) for mine in numbers]
+
+    def pieces(
+        self, whole: Tensor, ways: int, dim: int, outer: int, count: int, unit: int, order: str, zero: bool
+    ) -> Parts:
         """What each of `ways` ranks holds of `whole`; the padding is zero, or whatever."""
-        split, length = whole.unflatten(dim, (outer, count, unit)), math.ceil(count / ways)
-        where = torch.cat([torch.arange(count), torch.full((length * ways - count,), -1)])
+        split = whole.unflatten(dim, (outer, count, unit))
         every = [torch.arange(size) for size in split.shape]
         found = []
-        for k in range(ways):
-            every[dim + 1] = where[k * length : (k + 1) * length]
+        for where in self.places(ways, count, order):
+            every[dim + 1] = where
             part = taken(split, every)
             found.append((without_padding(part, every) if zero else part).flatten(dim, dim + 2))
         return found
 
-    def shard(self, parts: Parts, axes: Sequence[str], *cut: int, zero: bool = False) -> Parts:
+    def shard(self, parts: Parts, axes: Sequence[str], *cut: Any, zero: bool = False) -> Parts:
+        cut = cut if len(cut) == 5 else (*cut, "")
+
         def piece(group: Parts) -> Parts:
             return [self.pieces(part, len(group), *cut, zero)[k] for k, part in enumerate(group)]
 
         return self.each(parts, axes, piece)
 
-    def unshard(self, parts: Parts, axes: Sequence[str], *cut: int) -> Parts:
+    def unshard(self, parts: Parts, axes: Sequence[str], *cut: Any) -> Parts:
         def placed(group: Parts) -> Parts:
             everyone = Collectives(Mesh((("all", len(group)),)))
             alone = [[torch.zeros_like(part) for part in group] for _ in group]
@@ -219,28 +242,24 @@ class Collectives:
 
         return self.each(parts, axes, placed)
 
-    def reduce_scatter(self, parts: Parts, axes: Sequence[str], *cut: int, zero: bool = False) -> Parts:
+    def reduce_scatter(self, parts: Parts, axes: Sequence[str], *cut: Any, zero: bool = False) -> Parts:
         return self.each(parts, axes, lambda group: self.pieces(REDUCE["sum"](group), len(group), *cut, zero))
 
     def first(self, parts: Parts, axis: str) -> Parts:
         return self.each(parts, (axis,), lambda group: [group[0], *(torch.zeros_like(part) for part in group[1:])])
 
-    def all_to_all(self, parts: Parts, axis: str, source: int, target: int) -> Parts:
-        def exchanged(group: Parts) -> Parts:
-            whole = torch.cat(group, source)
-            return list(whole.chunk(len(group), target))
-
-        return self.each(parts, (axis,), exchanged)
+    def all_to_all(self, parts: Parts, axis: str, before: tuple, after: tuple, zero: bool = False) -> Parts:
+        return self.shard(self.all_gather(parts, (axis,), *before), (axis,), *after, zero=zero)
 
     def mask(
-        self, parts: Parts, axes: Sequence[str], dim: int, outer: int, count: int, unit: int, limit: int, op: str
+        self, parts: Parts, axes: Sequence[str], dim: int, outer: int, count: int, unit: int, order: str, limit: int, op: str
     ) -> Parts:
         def filled(group: Parts) -> Parts:
-            length, results = math.ceil(count / len(group)), []
-            for k, part in enumerate(group):
-                split = part.unflatten(dim, (outer, length, unit)).clone()
-                real = min(max(limit - k * length, 0), length)
-                split.narrow(dim + 1, real, length - real).fill_(neutral(op, part.dtype))
+            results = []
+            for part, where in zip(group, self.places(len(group), count, order)):
+                split = part.unflatten(dim, (outer, len(where), unit)).clone()
+                empty = (where < 0) | (where >= limit)
+                split[(slice(None),) * (dim + 1) + (empty,)] = neutral(op, part.dtype)
                 results.append(split.flatten(dim, dim + 2))
             return results
 
@@ -250,6 +269,10 @@ class Collectives:
         """A redistribution node, differentiable as the placements before and after say."""
         name, args, (out,) = node.op.removeprefix("planc."), node.args[1:], node.outputs
         before, after = node.args[0].layout, out.layout
+        if name in ("all_gather", "reduce_scatter", "shard", "mask"):  # their cut is in the order that the layout says
+            places = [layout[args[0][0]] for layout in (before, after)]
+            order = next(place.order for place in places if isinstance(place, Shard))
+            args = (*args[:5], order, *args[5:])
 
         def same(gradients: Parts) -> Parts:
             return gradients
@@ -274,10 +297,15 @@ class Collectives:
         elif name == "first":
             pair = (moved(self.first, *args), moved(self.first, *args))
         elif name == "all_to_all":
-            axis, source, target = args
-            pair = (moved(self.all_to_all, *args), moved(self.all_to_all, axis, target, source))
+            axis = args[0]
+            cuts = [
+                (*held_cut(value, value.layout[axis], (axis,), self.mesh), value.layout[axis].order)
+                for value in (node.args[0], out)
+            ]
+            back = moved(self.all_to_all, axis, *cuts[::-1], zero=True)
+            pair = (moved(self.all_to_all, axis, *cuts), back)
         elif name == "mask":
-            pair = (moved(self.mask, *args), moved(self.mask, *args[:6], "sum"))
+            pair = (moved(self.mask, *args), moved(self.mask, *args[:7], "sum"))
         else:
             raise KeyError(node.op)
         return list(Exchange.apply(*pair, *parts))
@@ -320,12 +348,13 @@ def evaluate(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[
     return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
-def _attention(query, key, value, mask, causal, scale, p, site):
+def _attention(query, key, value, mask, causal, scale, p, site, rows=None):
     groups = query.shape[-3] // key.shape[-3]
     key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     scores = query @ key.transpose(-2, -1) * scale
     if causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+        rows = torch.arange(scores.shape[-2]) if rows is None else rows.clamp(min=0)
+        scores = scores.masked_fill(torch.arange(scores.shape[-1]) > rows[:, None], -math.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -1e9) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1) @ value
@@ -436,6 +465,9 @@ class Simulator:
         if node.op == "planc.dropout":
             value, p, _ = node.args
             return [self.parts[value][rank] * dropped(value.shape, held(value.shape, value.layout, self.mesh, at), p)]
+        if node.op == "planc.attention":
+            query, *others = (self.parts[x][rank] if isinstance(x, Value) else x for x in node.args)
+            return [_attention(query, *others, held(node.args[0].shape, node.args[0].layout, self.mesh, at)[-2])]
         if node.op == "aten.embedding.default":
             return [self.looked_up(node, rank, at)]
         if node.op == "aten.gather.default":

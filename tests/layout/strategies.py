@@ -51,6 +51,7 @@ def layouts(draw: st.DrawFn, value: Value, mesh: Mesh) -> Layout:
     """Cuts of any dimension at any factor, several axes at one factor too; `V` and `P` for what can be learnt."""
     dims = [factorizations(draw, size) for size in value.shape]
     places = [(dim, k) for dim, factors in enumerate(dims) for k, size in enumerate(factors) if size > 1]
+    orders = {place: "zigzag" if draw(st.integers(0, 3)) == 0 else "" for place in places}
     picked: dict[str, tuple[int, int] | Placement] = {}
     for axis in mesh.names:
         whole: Sequence[Placement] = (R, V, P) if value.differentiable else (R,)
@@ -62,6 +63,6 @@ def layouts(draw: st.DrawFn, value: Value, mesh: Mesh) -> Layout:
             dim, k = place
             ways = math.prod(mesh.size(other) for other, at in picked.items() if at == place)
             outer, unit = math.prod(dims[dim][:k]), math.prod(dims[dim][k + 1 :])
-            place = normal(Shard(dim, outer, unit), value.shape[dim], ways)
+            place = normal(Shard(dim, outer, unit, orders[dim, k]), value.shape[dim], ways)
         found[axis] = place
     return Layout(found)

@@ -18,7 +18,7 @@ from compiler.ir.graph import Node, Value, values_in
 from compiler.layout.rule import Rule, einsum
 
 PLANC = {
-    "planc.attention": "query key value mask causal scale dropout_p site",
+    "planc.attention": "query key value mask causal scale dropout_p site window documents",
     "planc.batch_norm": "input weight bias running_mean running_var training momentum eps",
     "planc.cast": "input dtype",
     "planc.count": "input dims",

@@ -1,0 +1,1 @@
+"""Context parallelism: the sequence is cut over ranks."""
