@@ -43,10 +43,16 @@ class Block:
 
 
 @lru_cache(maxsize=1024)
-def visible_blocks(queries: tuple[Run, ...], keys: tuple[Run, ...], causal: bool, window: int | None) -> tuple[Block, ...]:
+def visible_blocks(
+    queries: tuple[Run, ...], keys: tuple[Run, ...], causal: bool, window: int | None
+) -> tuple[Block, ...]:
     """The blocks of all query runs with all key runs. `window`: a query at i sees keys from i - window + 1 on."""
     return tuple(
-        block for query in queries for key in keys for block in _between(query, key, causal, window) if block.rows and block.columns
+        block
+        for query in queries
+        for key in keys
+        for block in _between(query, key, causal, window)
+        if block.rows and block.columns
     )
 
 
@@ -102,7 +108,9 @@ def _tiled(block: Block, tile: int) -> Iterator[Block]:
 
 def asked(blocks: Sequence[Block]) -> tuple[Block, ...]:
     """The same blocks, each to be asked element by element: for masks and dropout."""
-    return tuple(piece for block in blocks for piece in _tiled(replace(block, kind="some"), TILE) if _reached(piece, block))
+    return tuple(
+        piece for block in blocks for piece in _tiled(replace(block, kind="some"), TILE) if _reached(piece, block)
+    )
 
 
 def _reached(piece: Block, block: Block) -> bool:

@@ -193,9 +193,7 @@ def runs(cuts: Sequence[Cut], size: int, sizes: Mapping[str, int], coords: Mappi
     ]  # fmt: skip
 
 
-def local_part(
-    tensor: Tensor, cuts: Sequence[Cut], sizes: Mapping[str, int], coords: Mapping[str, int]
-) -> Tensor:
+def local_part(tensor: Tensor, cuts: Sequence[Cut], sizes: Mapping[str, int], coords: Mapping[str, int]) -> Tensor:
     """The part of a global tensor; padding repeats the last real entry."""
     for dim in {cut.dim for cut in cuts}:
         own = [cut for cut in cuts if cut.dim == dim]

@@ -107,9 +107,7 @@ def members_coords(
     return found
 
 
-def scores(
-    context: RankContext, call: Call, mask: Tensor | None, documents: Tensor | None
-) -> Scores:
+def scores(context: RankContext, call: Call, mask: Tensor | None, documents: Tensor | None) -> Scores:
     keep = keeping(context, call) if call.p > 0 else None
     return Scores(call.causal, call.window, call.scale, mask, documents, call.p, keep)
 
@@ -150,5 +148,3 @@ def backward(
     dmask = torch.zeros_like(mask) if learns_mask and mask is not None else None
     found = ring.backward(there, grad, q, k, v, out, lse, scores(context, call, mask, documents), dmask)
     return found if dmask is None else (*found, dmask)
-
-

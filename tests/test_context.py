@@ -47,13 +47,22 @@ def test_equal_to_one_device(name: str, ranks: int, kind: str, order: str) -> No
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("entry", [e for e in ZOO if e.size == "tiny" and "branch" not in e.traits], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "entry", [e for e in ZOO if e.size == "tiny" and "branch" not in e.traits], ids=lambda e: e.name
+)
 def test_the_zoo(entry, kind: str) -> None:
     check(entry.name, "cp=2", kind)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", ["llama-tiny", pytest.param("hf-qwen3", marks=pytest.mark.full), pytest.param("encdec-tiny", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-tiny",
+        pytest.param("hf-qwen3", marks=pytest.mark.full),
+        pytest.param("encdec-tiny", marks=pytest.mark.full),
+    ],
+)
 def test_a_ring_of_all_to_alls(name: str, order: str) -> None:
     check(name, "cr=2 cu=2", "usp", order)
 

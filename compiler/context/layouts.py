@@ -65,7 +65,9 @@ def input_layouts(plan: Plan) -> dict[str, Layout]:
     return found
 
 
-def entering_layouts(plan: Plan, graph: Graph, units: Sequence[str], inputs: Mapping[str, Layout]) -> dict[Value, Layout]:
+def entering_layouts(
+    plan: Plan, graph: Graph, units: Sequence[str], inputs: Mapping[str, Layout]
+) -> dict[Value, Layout]:
     """Where no input has a sequence: the cut of what enters the first of the repeated layers."""
     axes, order = context_axes(plan), context_order(plan)
     if not axes or inputs:

@@ -56,4 +56,8 @@ def asked_context(c: Compilation) -> Iterator[tuple[str, str, str]]:
         outcome = "applied" if done and done == total else "partly" if done else "refused"
         rest = [f"{count} {name or 'with whole sequences'}" for name, count in found.items() if name != methods[axis]]
         detail = f"{done} of {total} attentions" + (f" ({', '.join(rest)})" if rest else "")
-        yield f"attention = {strategy.attention}" + (f" ({methods[axis]} over {axis})" if len(axes) > 1 else ""), outcome, detail
+        yield (
+            f"attention = {strategy.attention}" + (f" ({methods[axis]} over {axis})" if len(axes) > 1 else ""),
+            outcome,
+            detail,
+        )
