@@ -7,6 +7,7 @@ all cuts of the query, `k_cuts` those of the keys' sequence. Where the keys are 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -52,27 +53,24 @@ class Call:
 
 @dataclass
 class Planner:
-    """Keeps what has been found out about calls: the layers of a model have the same."""
+    """Keeps what has been found out about calls: the layers of a model have the same. What depends on documents is kept
+    for the last ones, without keeping these alive."""
 
     context: RankContext
     rings: dict[tuple, ring.Ring] = field(default_factory=dict)
-    documents: tuple[Tensor, Documents] | None = None
+    within: dict[tuple, ring.Ring] = field(default_factory=dict)
+    documents: Callable[[], Tensor | None] = lambda: None
 
     def ring(self, call: Call, masked: bool, documents: Tensor | None) -> ring.Ring:
-        known = self.known(documents)
-        key = (call.causal, call.window, call.shape[-2:], call.q_cuts, call.k_cuts, masked, id(known))
-        if key not in self.rings:
-            self.rings[key] = self.make(call, masked, known)
-        return self.rings[key]
-
-    def known(self, documents: Tensor | None) -> Documents | None:
-        """All layers of a micro-batch ask about the same documents. Tensors without data say nothing about them."""
-        if documents is None or documents.device.type == "meta":
-            return None
-        if self.documents is None or self.documents[0] is not documents:
-            self.rings = {key: value for key, value in self.rings.items() if key[-1] == id(None)}
-            self.documents = documents, Documents(documents)
-        return self.documents[1]
+        if documents is not None and documents.device.type == "meta":
+            documents = None  # a tensor without data does not say where they end
+        if documents is not None and self.documents() is not documents:
+            self.documents, self.within = weakref.ref(documents), {}
+        rings = self.rings if documents is None else self.within
+        key = (call.causal, call.window, call.shape[-2:], call.q_cuts, call.k_cuts, masked)
+        if key not in rings:
+            rings[key] = self.make(call, masked, None if documents is None else Documents(documents))
+        return rings[key]
 
     def make(self, call: Call, masked: bool, documents: Documents | None) -> ring.Ring:
         context = self.context

@@ -15,7 +15,7 @@ from compiler.capture import failures
 from compiler.capture.failures import Unsupported
 from compiler.capture.request import CaptureRequest
 from compiler.diagnostics import Diagnostic, closest, did_you_mean
-from compiler.ir.graph import Graph, Node
+from compiler.ir.graph import Graph, Node, values_in
 from runtime.factory import forward_arguments
 
 
@@ -136,7 +136,8 @@ def check_dtypes(graph: Graph) -> None:
         if any(out is not None and out.dtype.startswith("complex") for out in node.outputs):
             raise Unsupported("complex numbers", node.origin, "E125")
         if node.op.rpartition(".")[0] in ONE_DTYPE or node.op in ONE_DTYPE:
-            dtypes = dict.fromkeys(value.dtype for value in node.inputs if value.dtype != "bool")
+            operands = values_in(node.args[:4] if node.op == "planc.attention" else node.args)
+            dtypes = dict.fromkeys(value.dtype for value in operands if value.dtype != "bool")
             if len(dtypes) > 1:
                 name = node.op.split(".")[1]
                 raise Unsupported(f"`{name}` gets operands of different dtypes: {', '.join(dtypes)}", node.origin, "E110")

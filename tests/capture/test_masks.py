@@ -60,7 +60,7 @@ def window():
 
 
 CASES = {
-    # mask: (None or the mask stays, causal)
+    # mask: (whether it becomes causal, or None if the mask stays; the window)
     "tril": (tril, True),
     "by_arange": (by_arange, True),
     "batched": (batched, True),
@@ -74,7 +74,10 @@ CASES = {
     "ones": (lambda: torch.ones(S, S, dtype=torch.bool), False),
     "ones_row": (lambda: torch.ones(1, S, dtype=torch.bool), False),
     "zeros": (lambda: torch.zeros(S, S), False),
-    "window": (window, None),
+    "window": (window, True, 3),
+    "window_of_one": (lambda: torch.eye(S, dtype=torch.bool), True, 1),
+    "first_column": (lambda: (torch.arange(S) < 1).expand(S, S), None),
+    "window_cut": (lambda: window() | (torch.arange(S)[:, None] == 5), None),
     "strict": (lambda: torch.ones(S, S, dtype=torch.bool).tril(1), None),
     "reversed": (lambda: tril().flip(0), None),
     "bias": (lambda: -torch.arange(S).double() * tril(), None),
@@ -104,9 +107,40 @@ def test_mask(name, small, monkeypatch):
         captured = capture(request_of(factory, batch, options={"name": name}, dtype="float64"))
         assert_same_program(captured, build(factory, {"name": name}), batch)
     (node,) = (n for n in captured.graph.nodes if n.op == "planc.attention")
-    expected = CASES[name][1]
+    expected, window = (*CASES[name][1:], None)[:2]
     if small > S * S or not expected or name in ("by_arange", "tril", "batched", "additive"):
         assert (node.args[3] is None, node.args[4]) == (expected is not None, bool(expected))
+        assert dict(enumerate(node.args)).get(8) == window
+
+
+@pytest.mark.parametrize("shape", ["b q k", "b 1 q k"])
+def test_documents(shape):
+    """Documents are an operand of attention; any other condition keeps the mask."""
+    captured = capture(request_of("tests.capture.test_masks:Packed", packed(), options={"shape": shape}))
+    (node,) = (n for n in captured.graph.nodes if n.op == "planc.attention")
+    assert (node.args[3], node.args[4], node.args[8], node.args[9].name) == (None, True, None, "documents")
+    captured = capture(request_of("tests.capture.test_masks:Packed", packed(), options={"shape": shape, "more": True}))
+    (node,) = (n for n in captured.graph.nodes if n.op == "planc.attention")
+    assert node.args[3] is not None and len(node.args) == 8
+
+
+def packed():
+    documents = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
+    return {"x": torch.randn(B, S, 4), "documents": documents}
+
+
+class Packed(Model):
+    def __init__(self, shape, more=False):
+        super().__init__("tril")
+        self.shape, self.more = shape, more
+
+    def forward(self, x, documents):
+        q, k, v = self.qkv(x).view(B, S, 3, H, 2).permute(2, 0, 3, 1, 4)
+        mask = documents[:, :, None] == documents[:, None, :]
+        mask = mask[:, None] & self.mask() if self.shape == "b 1 q k" else (mask & self.mask())[:, None]
+        if self.more:
+            mask = mask & (x.sum(-1) > 0)[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).square().sum()
 
 
 @pytest.mark.parametrize("name", ["hf-llama", "hf-qwen3", "hf-gpt2", "hf-gpt2-dropout"])

@@ -4,8 +4,10 @@
              %a = planc.attention(%query, %key, %value, %mask, False, …)
     after:   %a = planc.attention(%query, %key, %value, None, True, …)
 
-A mask that lets everything through is dropped; one that is exactly the causal triangle becomes `causal`. Transformers
-libraries build their masks from `arange`s in many ways, and a kernel can use neither.
+A mask that lets everything through is dropped; one that is exactly the causal triangle becomes `causal`, a band below
+the diagonal a `window`. Transformers libraries build their masks from `arange`s in many ways, and a kernel can use
+none. Of a conjunction, the part that compares the documents of query and key (`compiler.capture.normalize.documents`)
+becomes `documents`, if the rest is known.
 
 A mask has batch x heads x queries x keys elements, which may be billions. So a value is held with size 1 in every
 dimension along which it does not vary, and what is still large is computed a few rows at a time.
@@ -15,12 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from compiler.capture.normalize.documents import conjuncts, same_document
 from compiler.ir.graph import Graph, Node, Value
 from compiler.ir.interpret import apply, operator
 
@@ -33,9 +38,19 @@ LARGEST = 1 << 31
 """Elements (without those that repeat) of the largest mask that is looked at."""
 
 
+@dataclass(frozen=True)
+class Meaning:
+    """What a mask lets through: keys up to the query's own position (`causal`), from `window - 1` positions before it on
+    (`window`), and of the query's own document (`documents`, a value int64[batch, sequence])."""
+
+    causal: bool = False
+    window: int | None = None
+    documents: Value | None = None
+
+
 def recognize_masks(graph: Graph, constants: Mapping[str, Any]) -> None:
-    """Replace constant masks of attention, in place."""
-    known: dict[Value, str] = {}
+    """Replace masks of attention whose meaning is known, in place."""
+    known: dict[Value, Meaning | None] = {}
     values = Constants(constants)
     for node in graph.nodes:
         if node.op != "planc.attention" or not isinstance(node.args[3], Value):
@@ -43,30 +58,72 @@ def recognize_masks(graph: Graph, constants: Mapping[str, Any]) -> None:
         mask, causal = node.args[3], node.args[4]
         if mask not in known:
             known[mask] = meaning(mask, values)
-        if known[mask] == "all":
-            node.args = (*node.args[:3], None, causal, *node.args[5:])
-        elif known[mask] == "causal":
-            node.args = (*node.args[:3], None, True, *node.args[5:])
+        found = known[mask]
+        if found is None or not fits(found, node):
+            continue
+        special = () if found.window is None and found.documents is None else (found.window, found.documents)
+        node.args = (*node.args[:3], None, causal or found.causal, *node.args[5:8], *special)
 
 
-def meaning(mask: Value, values: Constants) -> str:
-    """ "all", "causal" (a square triangle), or "" for any other mask and one that is not known now."""
-    if len(mask.shape) < 2 or math.prod(mask.shape[-2:]) > LARGEST or not values.known(mask):
-        return ""
+def fits(found: Meaning, node: Node) -> bool:
+    """Whether attention's own arguments can say it: documents need one dimension of samples, in front of the heads."""
+    query, documents = node.args[0], found.documents
+    return documents is None or (len(query.shape) == 4 and documents.shape == (query.shape[0], query.shape[-2]))
+
+
+def meaning(mask: Value, values: Constants) -> Meaning | None:
+    """What a mask means; None for any other than those that `Meaning` can say, and one that is not known now."""
+    if len(mask.shape) < 2:
+        return None
+    compared = {part: same_document(part) for part in conjuncts(mask)}
+    documents = {value for value in compared.values() if value is not None}
+    if len(documents) != 1:
+        return constant_meaning(mask, values)
+    rest = [part for part, value in compared.items() if value is None]
+    found = constant_meaning(reduce(both, rest), values) if rest else Meaning()
+    return found and replace(found, documents=documents.pop())
+
+
+def both(one: Value, other: Value) -> Value:
+    """The conjunction of two masks, as a value that no graph has."""
+    shape = tuple(torch.broadcast_shapes(one.shape, other.shape))
+    node = Node("aten.bitwise_and.Tensor", (one, other), {}, [])
+    node.outputs = [Value("both", "bool", shape, producer=node)]
+    return node.outputs[0]  # type: ignore[return-value]
+
+
+def constant_meaning(mask: Value, values: Constants) -> Meaning | None:
+    """The meaning of a mask that depends on no input: everything, a square triangle, or a band below the diagonal."""
+    if math.prod(mask.shape[-2:]) > LARGEST or not values.known(mask):
+        return None
     count, columns = mask.shape[-2:]
-    everything, causal = True, count == columns
+    everything, banded = True, count == columns
+    window: int | None = None
     for start, part in values.by_rows(mask):
         allowed = allowed_by(part) if part is not None else None
         if allowed is None:
-            return ""
-        rows = torch.arange(start, start + allowed.shape[-2] if allowed.shape[-2] > 1 else min(start + 1, count))
+            return None
         everything = everything and bool(allowed.all())
-        if causal:
-            whole = allowed.shape[-2:] == (1, 1) and (count, columns) != (1, 1)
-            causal = not whole and bool((allowed == (torch.arange(columns) <= rows[:, None])).all())
-        if not everything and not causal:
-            return ""
-    return "all" if everything else "causal"
+        if banded and (allowed.shape[-2] == 1 < count or allowed.shape[-1] == 1 < columns):
+            banded = False  # the same in all rows, or all columns
+        if banded:
+            rows = torch.arange(start, start + allowed.shape[-2])
+            if window is None:
+                window = _first_hidden(allowed, start)
+            expected = torch.arange(columns) <= rows[:, None]
+            if window is not None:
+                expected &= torch.arange(columns) > rows[:, None] - window
+            banded = bool((allowed == expected).all())
+        if not everything and not banded:
+            return None
+    return Meaning() if everything else Meaning(True, window)
+
+
+def _first_hidden(allowed: Tensor, start: int) -> int | None:
+    """The first of these rows that does not see the first column."""
+    hidden = ~allowed[..., 0].flatten(0, -2).all(0) if allowed.dim() > 2 else ~allowed[..., 0]
+    found = hidden.nonzero()
+    return start + int(found[0]) if len(found) else None
 
 
 def allowed_by(mask: Tensor) -> Tensor | None:
