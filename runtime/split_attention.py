@@ -63,7 +63,7 @@ class Planner:
 
     def ring(self, call: Call, masked: bool, documents: Tensor | None) -> ring.Ring:
         if documents is not None and documents.device.type == "meta":
-            documents = None  # a tensor without data does not say where they end
+            documents, masked = None, True  # without data there may be a boundary anywhere
         if documents is not None and self.documents() is not documents:
             self.documents, self.within = weakref.ref(documents), {}
         rings = self.rings if documents is None else self.within
