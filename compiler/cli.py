@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     inspect = command("inspect", do_inspect, "print a plan's graph at any level")
     inspect.add_argument("--level", default="segments", choices=LEVEL_NAMES)
     inspect.add_argument("--segment", metavar="NAME", help="only this segment, such as layers.0")
+    inspect.add_argument("--html", metavar="FILE", help="write a report instead: memory, time, traffic, graphs")
     inspect.add_argument("--svg", metavar="FILE", help="also draw `--level schedule` into a file")
     estimate = command("estimate", do_estimate, "memory, traffic and time of a step, without running it")
     estimate.add_argument("--svg", metavar="FILE", help="also draw the step into a file")
@@ -180,6 +181,12 @@ def do_inspect(options: argparse.Namespace) -> int:
     if options.level == "schedule":
         return inspect_schedule(options)
     compilation = compile(options.plan, options.sets)
+    if options.html:
+        from compiler.report.html import html_report
+
+        Path(options.html).write_text(html_report(compilation), "utf-8")
+        print(json.dumps({"html": options.html}) if options.json else f"report: {options.html}")
+        return 0
     text = level_text(compilation, options.level, options.segment)
     if not text.strip():
         known = ", ".join(call.name for call in compilation.program.calls)

@@ -61,9 +61,9 @@ class Move:
 
 
 def fit(plan: Plan, build: Build, refuse: bool = True) -> tuple[Plan, Fitted | None]:
-    """The plan with its `fit` rules replaced by a policy for each unit, and what was chosen; the plan itself if it has no
-    such rules. `build` links a plan. Raises PlanError if nothing fits; without `refuse` (in float64, where nothing is as
-    large as in the plan) the smallest is taken."""
+    """The plan with its `fit` rules replaced by a policy for each unit, and what was chosen; the plan itself if it has
+    no such rules. `build` links a plan. Raises PlanError if nothing fits; without `refuse` (in float64, where nothing is
+    as large as in the plan) the smallest is taken."""
     rules = [rule for rule in plan.recompute if rule.policy == FIT]
     if not rules:
         return plan, None

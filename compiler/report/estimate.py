@@ -13,6 +13,7 @@ from compiler.analysis.memory import Memory, Peak
 from compiler.analysis.traffic import Traffic
 from compiler.dsl.units import show_size
 from compiler.ir.graph import Node
+from compiler.report.numbers import duration
 
 
 def print_estimate(console: Console, found: Estimate) -> None:
@@ -100,22 +101,15 @@ def time_lines(found: Estimate) -> list[str]:
     time = found.time
     slowest = max(time.stages, key=lambda stage: stage.seconds - stage.waiting)
     longest = sorted(slowest.exposed.items(), key=lambda item: -item[1])
-    exposed = ", ".join(f"{show_time(seconds)} over {','.join(axes)}" for axes, seconds in longest)
-    parts = [f"{show_time(slowest.compute)} of computation"]
+    exposed = ", ".join(f"{duration(seconds)} over {','.join(axes)}" for axes, seconds in longest)
+    parts = [f"{duration(slowest.compute)} of computation"]
     parts += [f"exposed communication {exposed}"] if exposed else []
     parts += [f"bubble {100 * time.bubble:.3g} %"] if len(time.stages) > 1 else []
     what, count = ("tokens", found.tokens) if found.tokens else ("rows", found.rows)
     return [
-        f"step on {found.ranks} x {found.machine.device.name}, at least {show_time(time.seconds)}: {', '.join(parts)}",
+        f"step on {found.ranks} x {found.machine.device.name}, at least {duration(time.seconds)}: {', '.join(parts)}",
         f"MFU {100 * found.mfu:.3g} % of {time.dtype}'s peak, {count / time.seconds:,.0f} {what}/s",
     ]
-
-
-def show_time(seconds: float) -> str:
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
 
 
 def estimate_json(found: Estimate) -> dict[str, Any]:
