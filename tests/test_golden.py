@@ -58,6 +58,11 @@ def test_goldens_show_what_they_are_for() -> None:
     assert "all_reduce" not in read("local_batchnorm")
     assert "input %x : float32[12, 8] {dp: S(0), micro: S(0)}" in read("uneven") and "planc.mask" in read("uneven")
     assert "dp" not in read("one_device")
+    whole = read("tensor")
+    layers = [line for line in whole.splitlines() if "['tp.0', 'tp.1']" in line and "float32[2, 8, 16]" in line]
+    kinds = [line.partition("planc.")[2].partition("(")[0] for line in layers]
+    # The embedding's sum and the head's gather, and between them each layer's two pairs.
+    assert kinds == ["reduce_scatter", *["all_gather", "reduce_scatter"] * 4, "all_gather"]
 
 
 @pytest.mark.parametrize("name", ["mlp", "encdec", "resnet", "vit", "gpt"])

@@ -7,7 +7,8 @@ something at hand is always made again: it costs nothing and would keep its base
 Policies (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198, for "selective"):
 
     none       everything that the backward reads is saved
-    selective  results of matrix multiplications, convolutions and collectives are saved, the cheap rest is recomputed
+    selective  results of matrix multiplications, convolutions and reductions are saved, the cheap rest is recomputed;
+               what was gathered is gathered again, since the whole is as many times larger than what a rank holds
     full       nothing is saved: the backward starts from the segment's arguments
 """
 
@@ -31,8 +32,7 @@ VIEWS = frozenset(
 
 COSTLY = (
     "aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.convolution.", "planc.attention", "planc.opaque",
-    "planc.all_reduce", "planc.all_gather", "planc.reduce_scatter", "planc.all_to_all", "planc.cross_entropy",
-    "planc.log_sum_exp",
+    "planc.all_reduce", "planc.reduce_scatter", "planc.all_to_all", "planc.cross_entropy", "planc.log_sum_exp",
 )  # fmt: skip
 
 PRODUCT = "planc.product_into"
