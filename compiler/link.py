@@ -319,7 +319,7 @@ class _Linker:
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The sets of axes over which segments communicate."""
-        codes = [kind.code for kind in self.kinds.values()]
+        codes = [kind.recorded for kind in self.kinds.values()]
         found = {communicated_axes(node) for code in codes for node in (*code.forward, *code.backward)}
         return tuple(sorted(found - {()}))
 

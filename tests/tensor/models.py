@@ -42,5 +42,5 @@ def collectives(nodes: Iterable[Node]) -> Counter[str]:
 def block(plan: str) -> tuple[Compilation, Counter[str], Counter[str]]:
     """The compiled plan, and the collectives of a layer forward and backward."""
     compilation = compile(loads(plan, "tensor.plan"))
-    code = compilation.linked.kinds["layers"].code
+    code = compilation.linked.kinds["layers"].recorded
     return compilation, collectives(code.forward), collectives(code.backward)

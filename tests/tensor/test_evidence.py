@@ -31,7 +31,7 @@ def sent(nodes: Iterable[Node], ways: int) -> int:
 
 def layer(compilation: Compilation):  # type: ignore[no-untyped-def]
     """The code of a layer."""
-    return compilation.linked.kinds["layers"].code
+    return compilation.linked.kinds["layers"].recorded
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence"])
@@ -89,4 +89,4 @@ def test_gradients_of_norms_are_summed_with_their_bucket() -> None:
     summed = {name for bucket in compilation.program.buckets if bucket.axes for name in bucket.parameters}
     assert summed == {"norm.weight", *(f"layers.{k}.{name}_norm.weight" for k in range(2) for name in ("attn", "mlp"))}
     for kind in compilation.linked.kinds.values():
-        assert "all_to_all" not in collectives([*kind.code.forward, *kind.code.backward])
+        assert "all_to_all" not in collectives([*kind.recorded.forward, *kind.recorded.backward])

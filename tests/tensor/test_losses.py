@@ -51,7 +51,7 @@ def test_with_data_parallelism_and_micro_batches(loss: str) -> None:
 def test_no_logits_are_communicated(loss: str) -> None:
     """What is exchanged is one number for each of 24 tokens, or one of its activations (of width 16)."""
     compilation = compile(loads(plan(loss, 4, 128), "loss.plan"))
-    codes = [kind.code for kind in compilation.linked.kinds.values()]
+    codes = [kind.recorded for kind in compilation.linked.kinds.values()]
     nodes = [node for code in codes for node in (*code.forward, *code.backward)]
     assert any(node.op in ("planc.log_sum_exp", "planc.cross_entropy") for node in nodes)
     sizes = [math.prod(node.args[0].shape) for node in nodes if node.op in COLLECTIVES]
