@@ -28,6 +28,7 @@ from compiler.passes.lift_vary import LiftVary
 from compiler.passes.lower_support import LoweringError
 from compiler.passes.pipeline import lowering
 from compiler.passes.resolve_counts import ResolveCounts
+from compiler.precision import Precision
 from compiler.report.asked import Asked, asked
 from compiler.segments.split import units
 from compiler.support import check_rows, check_supported, explain_lowering, explain_time_mixing
@@ -104,7 +105,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         _after_layouts(assigned, request, options.watch)
 
     def build(plan: Plan) -> Compilation:
-        linked = link(plan, captured, assigned, request)
+        linked = link(plan, captured, assigned, request, Precision.of(plan, options.widen))
         return Compilation(plan, linked.program, captured, graph, request.mesh, assigned, linked, [], warnings)
 
     with clock("fit"):

@@ -19,6 +19,7 @@ from compiler.ir.graph import Graph, Value
 from compiler.layout.placement import Layout, Mesh, Partial, Varying
 from compiler.overlap.segment import Overlap
 from compiler.passes.assign_layouts import Assigned, LayoutRequest
+from compiler.precision import Precision
 from compiler.recompute import policy_for
 from compiler.schedule.buckets import Alike, Member, make_buckets
 from compiler.pipeline.staging import Staging, pipeline_axis, stage
@@ -68,13 +69,18 @@ class Linked:
     staging: Staging
 
 
-def link(plan: Plan, captured: Captured, assigned: Assigned, request: LayoutRequest) -> Linked:
-    return _Linker(plan, captured, assigned, request).link()
+def link(
+    plan: Plan, captured: Captured, assigned: Assigned, request: LayoutRequest, precision: Precision = Precision()
+) -> Linked:
+    return _Linker(plan, captured, assigned, request, precision).link()
 
 
 class _Linker:
-    def __init__(self, plan: Plan, captured: Captured, assigned: Assigned, request: LayoutRequest):
+    def __init__(
+        self, plan: Plan, captured: Captured, assigned: Assigned, request: LayoutRequest, precision: Precision
+    ):  # fmt: skip
         self.plan, self.captured, self.assigned, self.request = plan, captured, assigned, request
+        self.precision = precision
         self.mesh = request.mesh
         self.overlap = Overlap.of(plan, request.mesh)
         self.kinds: dict[str, Kind] = {}
@@ -183,7 +189,8 @@ class _Linker:
         for name, info in self.captured.parameters.items():
             value = values.get(name)
             cuts = cuts_text(value, self.mesh) if value is not None else ""
-            found.append(Parameter(name, tuple(info.shape), info.dtype, name in trained, cuts, ranks.get(name, (0,))))
+            dtype = info.dtype if value is not None else info.own  # what nothing reads stays as it is
+            found.append(Parameter(name, tuple(info.shape), dtype, name in trained, cuts, ranks.get(name, (0,))))
         return tuple(found)
 
     def buckets(self, infos: Sequence[CallInfo], parameters: Sequence[Parameter]) -> tuple[Bucket, ...]:
@@ -202,9 +209,17 @@ class _Linker:
             if not (spec.trained or shard):
                 continue
             axes = self.reduce_axes(value, len(spec.stages) > 1) if spec.trained else ()
-            alike = Alike(spec.dtype, axes, shard, self.zero.stage if shard else 0, spec.trained, spec.stages)
+            zero = self.zero.stage if shard else 0
+            alike = Alike(spec.dtype, axes, shard, zero, spec.trained, spec.stages, *self.other_dtypes(spec))
             members.append(Member(name, shape_of(value, self.mesh), alike, tuple(reversed(calls))))
         return make_buckets(members, self.bucket_size, self.decays)
+
+    def other_dtypes(self, spec: Parameter) -> tuple[str, str]:
+        """Of a parameter's gradient and of its master, empty where it is the parameter's own."""
+        if not spec.trained:
+            return "", ""
+        stored = self.precision.stored(self.captured.parameters[spec.name].own)
+        return "" if stored.reduce == spec.dtype else stored.reduce, stored.master or ""
 
     @property
     def bucket_size(self) -> int:
@@ -247,6 +262,7 @@ class _Linker:
             StreamRequest(
                 tuple(bucket for bucket in buckets if rank in bucket.stages),
                 has_prologue=any("once:" in ref for item in work for ref in item.info.call.arguments),
+                finite=self.precision.loss_scale is not None,
                 clip=bool(clip) and trains,
                 optimizer=plan.optimizer is not None and trains,
                 updates=any(b.update and b.stage == rank for b in buffers),
@@ -296,6 +312,7 @@ class _Linker:
                 "total": optimizer.total,
                 "min_lr": optimizer.min_lr,
             },
+            loss_scale=self.precision.loss_scale,
             clip=clip or None,
             opaque=tuple(dict.fromkeys(node.args[0] for node in main.nodes if node.op == "planc.opaque")),
             train={k: v for k, v in vars(plan.train).items() if k not in ("span", "given")}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from runtime.loss_scale import LossScaling
+
 if TYPE_CHECKING:
     from compiler.dsl.plan import Plan
 
@@ -19,8 +21,8 @@ class Autocast:
 
 @dataclass(frozen=True)
 class Stored:
-    """The dtypes of a parameter: of the copy that code reads, of its gradient's buffer (accumulated over micro-batches
-    and reduced over ranks), and of the master that the optimizer updates (None: the copy itself)."""
+    """The dtypes of a trained parameter: of the copy that code reads, of its gradient's buffer (accumulated over
+    micro-batches and reduced over ranks), and of the master that the optimizer updates (None: the copy itself)."""
 
     dtype: str
     reduce: str
@@ -35,18 +37,22 @@ class Precision:
     autocast: Autocast | None = None
     reduce: str | None = None
     master: str | None = None
+    loss_scale: LossScaling | None = None
 
     @staticmethod
     def of(plan: Plan, widen: bool = False) -> Precision:
         """`widen`: everything is computed in float64, whatever the plan says (but for the loss scale)."""
-        asked = plan.precision
+        asked, scale = plan.precision, plan.precision.loss_scale
+        scaling = None
+        if scale is not None and plan.mode == "train":
+            scaling = LossScaling() if scale == "dynamic" else LossScaling(float(scale), dynamic=False)
         if widen:
-            return Precision()
+            return Precision(loss_scale=scaling)
         if not asked.autocast:
-            return Precision(asked.compute, None, asked.reduce, asked.master)
+            return Precision(asked.compute, None, asked.reduce, asked.master, scaling)
         on_cpu = plan.cluster is None or plan.cluster.device == "cpu"
         autocast = Autocast(asked.compute or "bfloat16", "cpu" if on_cpu else "cuda")
-        return Precision(None, autocast, asked.reduce, asked.master)
+        return Precision(None, autocast, asked.reduce, asked.master, scaling)
 
     def stored(self, own: str) -> Stored:
         """Of a trained parameter to which the model gave the dtype `own`."""

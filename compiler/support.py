@@ -26,8 +26,6 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
     found = Diagnostics()
     _check_tensor(plan, found)
     _check_zero(plan, found)
-    for option in plan.precision.given:
-        found.error("E201", f"`precision {{ {option} }}` is not supported yet", plan.precision.given[option])
     if plan.mode == "forward":
         found.error("E201", "`mode = forward` is not supported yet")
     found.raise_if_errors(plan.sources)

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from runtime.context import TIME, RankContext
 from runtime.instructions import OPERATIONS, Instruction
-from runtime.optimizer import FlatOptimizer, clip_coefficient, local_square_sum
+from runtime.loss_scale import LossScale, overflow
+from runtime.norms import GradientNorms
+from runtime.optimizer import FlatOptimizer, clip_coefficient
 from runtime.program import Call, Output, Program
 from runtime.state import RankState
 from runtime.transport import Work
@@ -26,11 +28,18 @@ from runtime.transport import Work
 
 @dataclass
 class StepResult:
-    """What a step reports: Python numbers, the same on every rank. `grad_norm` is None without clipping."""
+    """What a step reports: Python numbers, the same on every rank.
+
+    Of the gradients before they are clipped, where the plan clips their norm: `grad_norm`, and `grad_norms` by module.
+    With a loss scale: the step's `loss_scale`, and whether it was `skipped` because gradients overflowed.
+    """
 
     loss: float
     metrics: dict[str, float]
     grad_norm: float | None = None
+    grad_norms: dict[str, float] = field(default_factory=dict)
+    loss_scale: float | None = None
+    skipped: bool = False
 
 
 class InstructionError(RuntimeError):
@@ -74,10 +83,11 @@ class Executor:
 
     def __init__(
         self, program: Program, kinds: Mapping[str, ModuleType], context: RankContext, state: RankState,
-        optimizers: Mapping[str, FlatOptimizer],
+        optimizers: Mapping[str, FlatOptimizer], loss_scale: LossScale | None = None,
     ):  # fmt: skip
         self.program, self.kinds, self.context, self.state = program, kinds, context, state
-        self.optimizers = optimizers
+        self.optimizers, self.loss_scale = optimizers, loss_scale
+        self.norms = GradientNorms(program, context, state)
         self.stream = program.streams[state.stage]
         self.calls = {call.name: call for call in program.calls}
         self.outputs = {output.slot: output for output in program.outputs}
@@ -99,7 +109,8 @@ class Executor:
         self.pending: dict[Instruction, tuple[Work, Callable[[], None]]] = {}
         self.reported: dict[str, Tensor] = {}
         self.coefficient: Tensor | None = None
-        self.norm: Tensor | None = None
+        self.squares: Tensor | None = None
+        self.skipped = False
         self.result: StepResult | None = None
         with torch.no_grad():
             for instruction in self.stream:
@@ -215,12 +226,14 @@ class Executor:
                 micro.add(reference, gradient)
 
     def cotangent(self, micro: _Micro, slot: str) -> Tensor:
-        """The gradient of a result: 1 for the loss, else what its readers gave."""
+        """The gradient of a result: 1 for the loss, or the loss scale; else what its readers gave."""
         if slot in micro.gradients:
             return micro.gradients.pop(slot)
         loss = self.outputs.get(slot)
         assert loss is not None and loss.name == "loss", f"no gradient for {slot}"
-        return torch.ones((), dtype=micro.slots[slot].dtype, device=self.context.device)
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        # By way of float64: a scale may be larger than the loss's dtype has numbers.
+        return torch.tensor(scale, dtype=torch.float64, device=self.context.device).to(micro.slots[slot].dtype)
 
     def target(self, reference: str) -> tuple[Tensor, bool] | None:
         """Where a parameter's gradient goes, and whether it is the first of this step."""
@@ -322,41 +335,36 @@ class Executor:
 
     # -- gradients and the optimizer -----------------------------------------------------------------------------
 
+    def gradients(self) -> list[Tensor]:
+        """What this rank has of the reduced gradients."""
+        return [store.reduced for store in self.state.stores.values() if store.reduced is not None]
+
+    def do_finite(self, instruction: Instruction) -> None:
+        assert self.loss_scale is not None
+        context, gradients = self.context, self.gradients()
+        found = overflow(gradients, context.device)
+        everyone = context.group(context.mesh.names)
+        context.transport.all_reduce(found, everyone, op="max", label=f"finite (step {context.step})")
+        self.skipped = bool(found)
+        torch._foreach_mul_(gradients, 1.0 / self.loss_scale.value)
+
     def do_clip(self, instruction: Instruction) -> None:
         """One norm over every element of the model, each counted once (Pascanu et al. 2013)."""
         self.context.where = str(instruction)
         clip = self.program.clip or {}
-        gradients = [store.reduced for store in self.state.stores.values() if store.reduced is not None]
+        gradients = self.gradients()
         if "grad_value" in clip:
             for gradient in gradients:
                 gradient.clamp_(-clip["grad_value"], clip["grad_value"])
         if "grad_norm" in clip:
-            self.norm = self.global_norm()
-            self.coefficient = clip_coefficient(self.norm, clip["grad_norm"])
+            self.squares = self.norms()
+            self.coefficient = clip_coefficient(self.squares.sum().sqrt(), clip["grad_norm"])
             if not self.optimizers:  # else the optimizer scales them as it reads them
                 torch._foreach_mul_(gradients, self.coefficient)
 
-    def global_norm(self) -> Tensor:
-        """The 2-norm of all gradients. Where parameters are cut over axes, or lie on several stages, their parts are
-        summed over those; a parameter that several stages hold counts on the first."""
-        norm_axes = self.program.norm_axes
-        by_axes: dict[tuple[str, ...], list[Tensor]] = {axes: [] for axes in sorted(set(norm_axes.values()))}
-        for store in self.state.stores.values():
-            if store.reduced is None or self.state.stage != store.bucket.stages[0]:
-                continue
-            for name in store.bucket.parameters:
-                span = store.spans[name]
-                start, end = store.inside(span.start, span.end)
-                by_axes[norm_axes[name]].append(store.reduced[start:end])
-        total = torch.zeros((), dtype=torch.float64, device=self.context.device)
-        for axes, gradients in by_axes.items():
-            part = local_square_sum(gradients).to(total)
-            if axes:
-                part = self.context.all_reduce(part, axes, "sum")
-            total = total + part
-        return total.sqrt()
-
     def do_step(self, instruction: Instruction) -> None:
+        if self.skipped:
+            return
         store = self.state.stores[instruction.target]
         assert store.reduced is not None
         gradients = [store.reduced[start:end] for _, start, end, _ in store.decays()]
@@ -367,7 +375,7 @@ class Executor:
 
     def collect(self, output: Output, value: Tensor) -> None:
         known = self.reported.get(output.name)
-        value = value.detach()
+        value = value.detach().to(torch.float64)  # many small terms, maybe of a lower dtype
         if known is None:
             self.reported[output.name] = value.clone()
         else:
@@ -398,9 +406,15 @@ class Executor:
         for (axes, op), outputs in sets.items():
             # What another pipeline stage makes adds nothing here.
             nothing = torch.full((), 0.0 if op == "sum" else -math.inf, dtype=torch.float64, device=self.context.device)
-            packed = torch.stack([self.reported.get(o.name, nothing).to(torch.float64) for o in outputs])
+            packed = torch.stack([self.reported.get(o.name, nothing) for o in outputs])
             if axes:
                 packed = self.context.all_reduce(packed, axes, op)
             found.update(zip((o.name for o in outputs), packed.tolist()))
-        norm = None if self.norm is None else float(self.norm)
-        self.result = StepResult(found.pop("loss"), found, norm)
+        self.result = StepResult(found.pop("loss"), found, skipped=self.skipped)
+        if self.squares is not None:
+            norms = self.squares.sqrt().tolist()
+            self.result.grad_norm = math.hypot(*norms)
+            self.result.grad_norms = dict(zip(self.norms.groups, norms))
+        if self.loss_scale is not None:
+            self.result.loss_scale = self.loss_scale.value
+            self.loss_scale.update(self.skipped)

@@ -14,6 +14,7 @@
     reduce   bucket0 @1          start summing a bucket's gradient over the ranks: all-reduce, or reduce-scatter (ZeRO)
     reduce_across bucket0        start summing the own part over the axes that do not cut it (hybrid sharding)
     wait     reduce bucket0 @1   until what `reduce bucket0 @1` started is done
+    finite                       are the gradients finite on every rank? Then take the loss scale off, else skip the steps
     clip                         scale all gradients by the global norm
     step     bucket0             optimizer step of a bucket
     update                       buffers take their new contents
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 
 OPERATIONS = (
     "prologue", "gather", "free", "begin", "forward", "backward", "backward_input", "backward_weight", "send", "recv",
-    "drop", "reduce", "reduce_across", "wait", "clip", "step", "update", "report",
+    "drop", "reduce", "reduce_across", "wait", "finite", "clip", "step", "update", "report",
 )  # fmt: skip
 
 

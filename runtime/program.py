@@ -24,6 +24,7 @@ import yaml
 
 from runtime.cuts import parse_cuts
 from runtime.instructions import Instruction, format_stream, parse_stream
+from runtime.loss_scale import LossScaling
 from runtime.mesh import axis_of
 
 VERSION = 1
@@ -174,6 +175,7 @@ class Program:
     clip: dict[str, float] | None
     train: dict[str, Any]
     opaque: tuple[str, ...] = ()
+    loss_scale: LossScaling | None = None
     widen: bool = False
     mode: str = "train"
     groups: tuple[tuple[str, ...], ...] = ()
@@ -202,6 +204,12 @@ class Program:
     def stages(self) -> int:
         """Pipeline stages, each with a stream of its own: the size of the mesh axis `pipeline`."""
         return self.mesh.get(self.pipeline, 1)
+
+    @cached_property
+    def kept_dtypes(self) -> dict[str, str]:
+        """The dtype of each parameter as the optimizer updates it and checkpoints keep it: its master's, if it has one."""
+        masters = {name: bucket.master for bucket in self.buckets for name in bucket.parameters}
+        return {spec.name: masters.get(spec.name) or spec.dtype for spec in self.parameters}
 
     @cached_property
     def norm_axes(self) -> dict[str, tuple[str, ...]]:

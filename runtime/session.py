@@ -23,6 +23,7 @@ from runtime.context import RankContext, stage_group
 from runtime.cuts import local_part, parse_cuts
 from runtime.executor import Executor, StepResult, load_kinds
 from runtime.factory import build
+from runtime.loss_scale import LossScale
 from runtime.lr import Schedule
 from runtime.mesh import Mesh
 from runtime.optimizer import FlatOptimizer, OptimizerConfig, ParamGroup
@@ -65,8 +66,11 @@ class Session:
             model = build(program.model["factory"], program.model["options"], program.model.get("base"))
             self.context.opaque_modules = {path: model.get_submodule(path) for path in program.opaque}
         self.optimizers = make_optimizers(program, self.state)
+        self.loss_scale = LossScale(program.loss_scale) if program.loss_scale is not None else None
         self.schedule = Schedule.from_options(program.optimizer or {}, int(program.train["steps"] or 0))
-        self.executor = Executor(program, kinds or load_kinds(program), self.context, self.state, self.optimizers)
+        self.executor = Executor(
+            program, kinds or load_kinds(program), self.context, self.state, self.optimizers, self.loss_scale
+        )
 
     def __enter__(self) -> Session:
         return self
@@ -237,6 +241,7 @@ def used_groups(program: Program, mesh: Mesh) -> list[tuple[int, ...]]:
     """Every group that the program may communicate in, the same list on all ranks."""
     sets = {output.axes for output in program.outputs} | set(program.norm_axes.values()) | set(program.groups)
     sets |= {(axis,) for axis in mesh.names} | {program.batch_axes}
+    sets |= {mesh.names} if program.loss_scale is not None else set()
     sets |= {tuple(a for a in buffer.average if a in mesh.names) for buffer in program.buffers}
     wanted = {(axes, ()) for axes in sets}
     wanted |= {(axes, b.stages) for b in program.buckets for axes in (b.axes, b.shard, b.across)}

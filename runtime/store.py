@@ -98,6 +98,11 @@ class Store:
         """The own part of the parameters, as exact as there is."""
         return self.shard if self.master is None else self.master
 
+    def round(self) -> None:
+        """The code reads a rounded copy of the master."""
+        if self.master is not None:
+            self.shard.copy_(self.master)
+
     def view(self, flat: Tensor, name: str) -> Tensor:
         """A parameter in a whole buffer."""
         key = (id(flat), name)  # whole buffers live as long as their pool

@@ -247,10 +247,19 @@ class Reporter:
             metrics=result.metrics,
             lr=lr,
             grad_norm=result.grad_norm,
+            **scaling(result),
             seconds=round(seconds, 6),
             memory=memory_bytes(run.transport.device),
             **{f"{run.unit}_per_s": round(items / seconds, 1)},
+            **({"grad_norms": result.grad_norms} if result.grad_norms else {}),
         )
+        if result.skipped:
+            self.progress.message(f"step {step + 1} left out: gradients overflowed at loss scale {result.loss_scale:g}")
+
+
+def scaling(result: StepResult) -> dict[str, Any]:
+    """What the log says about the loss scale, where there is one."""
+    return {} if result.loss_scale is None else {"loss_scale": result.loss_scale, "skipped": result.skipped}
 
 
 def peer_failure(error: BaseException | None) -> PeerFailure | None:

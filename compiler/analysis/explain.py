@@ -25,6 +25,7 @@ INSTRUCTIONS: dict[str, str] = {
     "reduce_across": "each group over {axes} has a term of the gradients that it has reduced inside",
     "send": "the next stage of the pipeline goes on with it",
     "recv": "the next stage of the pipeline goes on with it",
+    "finite": "whether gradients overflowed is agreed over all ranks",
     "clip": "the norm is over all gradients, and {axes} cuts them",
     "update": "ranks of {axes} have statistics of their own, which are averaged",
     "report": "loss and metrics are sums over the ranks of {axes}",

@@ -39,7 +39,10 @@ _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 @contextlib.contextmanager
 def autocasting(autocast: Autocast | None) -> Iterator[None]:
-    """A region in which operations choose their dtype (None: as they stand)."""
+    """A region in which operations choose their dtype (None: as they stand).
+
+    It encloses the tracing, and is not traced: so the casts keep the module and the line that they serve.
+    """
     if autocast is None:
         yield
         return

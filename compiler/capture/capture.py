@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from compiler.capture import failures, repeats
-from compiler.capture.autocast import operator_lists
+from compiler.capture.autocast import autocasting, operator_lists
 from compiler.capture.checks import (
     check_dtypes,
     check_inputs,
@@ -69,10 +69,11 @@ def _capture(request: CaptureRequest) -> Captured:
     check_patterns(model, request)
     exported = Exported(
         model, [spec.name for spec in request.inputs], loss, request.loss[1] if request.loss else {},
-        request.keep_outputs, request.dtype == "float64", compute, request.autocast,
+        request.keep_outputs, request.dtype == "float64", compute,
     )  # fmt: skip
-    program = trace(exported, built, request, dtype)
-    counted = counts_rows(exported, built, request, dtype) if request.check_rows else None
+    with autocasting(request.autocast):
+        program = trace(exported, built, request, dtype)
+        counted = counts_rows(exported, built, request, dtype) if request.check_rows else None
     names, ties = canonical_names(model)
     check_names(names, request)
     imported = import_program(
@@ -80,7 +81,8 @@ def _capture(request: CaptureRequest) -> Captured:
         lambda name: not matches(request.freeze, name), Origins(model, PREFIX),
     )  # fmt: skip
     graph = normalize(imported.graph, imported.constants)
-    check_repeats(exported, built, request, dtype, graph)
+    with autocasting(request.autocast):
+        check_repeats(exported, built, request, dtype, graph)
     check_dtypes(graph)
     check_learns(graph, model, request)
     classes, lists = module_tables(model)

@@ -110,10 +110,13 @@ class _Forward:
         )
 
     def learn(self, args: Any, kwargs: Any, state: Sequence[Type]) -> _Learned:
-        """What the module returns for arguments of these types."""
+        """What the module returns for arguments of these types. It runs as it is: without the plan's autocast."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
         types = [Type.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]):
+        with (
+            _disable_current_modes(), torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]),
+            torch.autocast("cpu", enabled=False),
+        ):  # fmt: skip
             try:
                 with FakeTensorMode(allow_non_fake_inputs=True):
                     return self.run(types, tree, state)

@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compiler.capture.autocast import autocasting
 from compiler.capture.failures import OutputError
 from compiler.capture.state import State
 from compiler.capture.tracing import Tracing
-from compiler.precision import Autocast
 from runtime.factory import forward_inputs
 
 
@@ -41,13 +39,13 @@ class Exported(nn.Module):
 
     def __init__(
         self, model: nn.Module, names: Sequence[str], loss: Callable[..., Any] | None, options: Mapping[str, Any],
-        keep_outputs: bool, widen: bool, compute: torch.dtype | None = None, autocast: Autocast | None = None,
+        keep_outputs: bool, widen: bool, compute: torch.dtype | None = None,
     ):  # fmt: skip
         super().__init__()
         self.model = model
         self.names, self.loss, self.options = tuple(names), loss, dict(options)
         self.keep_outputs, self.widen = keep_outputs, widen
-        self.compute, self.autocast = compute, autocast
+        self.compute = compute
         self.passed = forward_inputs(model, self.names, loss is not None)
         self.outputs = Outputs()
 
@@ -66,9 +64,8 @@ class Exported(nn.Module):
     def call(self, batch: Mapping[str, Tensor]) -> Any:
         """What the model, or the loss function, returns for a batch. The model gets its floating inputs in the dtype
         of its parameters, the loss function as they are."""
-        with autocasting(self.autocast):
-            returned = self.model(**{name: self.read(batch[name]) for name in self.passed})
-            return self.loss(returned, dict(batch), **self.options) if self.loss is not None else returned
+        returned = self.model(**{name: self.read(batch[name]) for name in self.passed})
+        return self.loss(returned, dict(batch), **self.options) if self.loss is not None else returned
 
     def read(self, tensor: Tensor) -> Tensor:
         """An input as the model gets it."""

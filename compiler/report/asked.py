@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compiler.context.report import asked_context
 from compiler.dsl.units import show_size
 from compiler.overlap.segment import hidden
+from compiler.precision import Precision
 from compiler.recompute import FIT
 from compiler.tensor.styles import names
 from runtime.cuts import parse_cuts
+from runtime.program import Bucket
 
 if TYPE_CHECKING:
     from compiler.driver import Compilation
@@ -99,8 +101,42 @@ def _others(c: Compilation) -> Iterator[Asked]:
         rest = len(program.parameters) - trained
         left = f", {rest} frozen or unused are left alone" if rest else ""
         yield Asked(f"optimizer {plan.optimizer.name}", APPLIED, many(trained, "parameter") + left)
+    yield from _precision(c)
     for name, value in (program.clip or {}).items():
         yield Asked(f"clip {name} = {value:g}", APPLIED, "over all parameters, each element once")
+
+
+def _precision(c: Compilation) -> Iterator[Asked]:
+    program, given = c.program, c.plan.precision.given
+    asked = c.plan.precision
+    precision = Precision.of(c.plan)
+    trained = [bucket for bucket in program.buckets if bucket.trained]
+
+    def count(wanted: Callable[[Bucket], bool]) -> int:
+        return sum(len(bucket.parameters) for bucket in trained if wanted(bucket))
+
+    if "compute" in given or asked.autocast:
+        lower = precision.autocast.dtype if precision.autocast else precision.compute
+        casts = sum(node.op == "planc.cast" and node.args[1] == f"torch.{lower}" for node in c.assigned.main.nodes)
+        read = sum(parameter.dtype == lower for parameter in program.parameters)
+        if precision.autocast:
+            listed = {"cpu": "CPUs", "cuda": "CUDA devices"}[precision.autocast.device]
+            detail = f"{many(casts, 'cast')} to {lower}, by torch's list for {listed}"
+            yield Asked("autocast = on", APPLIED if casts else NOTHING, detail)
+        else:
+            yield Asked(f"compute = {lower}", APPLIED, f"{many(read, 'parameter')} read in it")
+    if "reduce" in given and asked.reduce:
+        done = count(lambda bucket: (bucket.reduce or bucket.dtype) == asked.reduce)
+        yield Asked(f"reduce = {asked.reduce}", APPLIED, f"{many(done, 'gradient')} accumulated and reduced in it")
+    if "master" in given and asked.master:
+        own = count(lambda bucket: bool(bucket.master))
+        detail = f"{many(own, 'parameter')} updated in it, and rounded for the code to read"
+        yield Asked(f"master = {asked.master}", *((APPLIED, detail) if own else (NOTHING, "parameters have that dtype anyway")))
+    if program.loss_scale is not None:
+        scale = program.loss_scale
+        shown = "dynamic" if scale.dynamic else f"{scale.initial:g}"
+        detail = f"from {scale.initial:g} on; " if scale.dynamic else ""
+        yield Asked(f"loss_scale = {shown}", APPLIED, f"{detail}all {many(program.world, 'rank')} agree on what is left out")
 
 
 def _tensor(c: Compilation) -> Iterator[Asked]:

@@ -74,8 +74,12 @@ def _indivisible(members: Iterable[Member]) -> list[list[Member]]:
 
 
 def size(members: Iterable[Member]) -> int:
-    """Bytes."""
-    return sum(math.prod(m.shape) * getattr(torch, m.alike.dtype).itemsize for m in members)
+    """Bytes of the parameters that ZeRO gathers, or else of the gradients that are reduced."""
+    return sum(math.prod(m.shape) * getattr(torch, _moved(m.alike)).itemsize for m in members)
+
+
+def _moved(alike: Alike) -> str:
+    return alike.dtype if alike.zero else alike.reduce or alike.dtype
 
 
 def _bucket(name: str, members: list[Member], decays: Callable[[str], bool]) -> Bucket:

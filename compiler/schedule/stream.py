@@ -21,6 +21,7 @@ class StreamRequest:
 
     buckets: Sequence[Bucket]
     has_prologue: bool = False
+    finite: bool = False
     clip: bool = False
     optimizer: bool = True
     updates: bool = False
@@ -63,7 +64,7 @@ def stream(timeline: Timeline, request: StreamRequest) -> tuple[Instruction, ...
 def finish(
     request: StreamRequest, under_way: Sequence[Instruction], stepped: Collection[str]
 ) -> Iterator[Instruction]:
-    """What ends a step. Without clipping a bucket is stepped as soon as it is reduced, while others are under way."""
+    """What ends a step. With neither a loss scale nor clipping a bucket is stepped as soon as it is reduced, while others are under way."""
     trained = {bucket.name: bucket for bucket in request.buckets if bucket.trained and bucket.name not in stepped}
     reduced = {reduce.target: [wait_for(reduce)] for reduce in under_way}
     order = [*reduced, *(name for name in trained if name not in reduced)]
@@ -77,11 +78,13 @@ def finish(
                 across = Instruction("reduce_across", (name,))
                 yield across
                 final[name] = [wait_for(across)]
-    together = request.clip or not request.optimizer
+    together = request.finite or request.clip or not request.optimizer
     for name in order:
         yield from final[name]
         if not together:
             yield Instruction("step", (name,))
+    if request.finite:
+        yield Instruction("finite")
     if request.clip:
         yield Instruction("clip")
     if together and request.optimizer:

@@ -35,7 +35,7 @@ class RunState:
     step: steps taken. optimizer_step: those that the optimizer took. data: the position in the data, as the caller
     gave it. name, plan: of the program, the plan's text where it is known. mesh: of the run that wrote this. seed: of
     sampling and dropout. ties: from other names of tied parameters to their own. transient: the buffers that the model
-    does not count as part of its state.
+    does not count as part of its state. loss_scale: see `LossScale.state`.
     """
 
     step: int
@@ -47,6 +47,7 @@ class RunState:
     data: dict[str, Any] | None = None
     ties: dict[str, str] = field(default_factory=dict)
     transient: list[str] = field(default_factory=list)
+    loss_scale: dict[str, float] | None = None
     version: int = VERSION
 
 

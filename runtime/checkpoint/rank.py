@@ -47,6 +47,7 @@ def save(session: Session, path: Path, data_state: Mapping[str, Any] | None) -> 
         data=dict(data_state) if data_state is not None else None,
         ties=dict(program.ties),
         transient=[buffer.name for buffer in program.buffers if not buffer.persistent],
+        loss_scale=session.loss_scale.state() if session.loss_scale is not None else None,
     )
     write_folder(path, session.transport, held_tensors(session), state)
 
@@ -61,8 +62,12 @@ def restore(session: Session, path: Path) -> dict[str, Any] | None:
     # A damaged file is found while reading, when part of the state is replaced already: the error says so.
     with together(session.transport, CheckpointError, f"{path} was restored in part only; do not go on from here"):
         storage.read(path, metadata, tensors)
+    for store in session.state.stores.values():
+        store.round()
     for optimizer in session.optimizers.values():
         optimizer.set_step(state.optimizer_step)
+    if session.loss_scale is not None and state.loss_scale is not None:
+        session.loss_scale.load(state.loss_scale)
     session.context.step, session.context.seed = state.step, state.seed
     return state.data
 
@@ -119,9 +124,9 @@ def _locals(session: Session) -> Iterator[_Part]:
         elif spec.name in state.alone:
             tensor = state.alone[spec.name]
             found = boxes(tensor.view(-1), 0, tensor.shape)
-        dtype = (bucket.master or bucket.dtype) if bucket is not None else spec.dtype
+        dtype = getattr(torch, program.kept_dtypes[spec.name])
         shard = bucket.shard if bucket is not None else ()
-        yield _Part(f"model.{spec.name}", spec.shape, getattr(torch, dtype), spec.cuts, shard, spec.stages, found)
+        yield _Part(f"model.{spec.name}", spec.shape, dtype, spec.cuts, shard, spec.stages, found)
     for buffer in program.buffers:
         tensor = state.buffers[buffer.name]
         held = boxes(tensor.view(-1), 0, buffer.shape)  # of all stages; the one that changes it saves it
@@ -130,14 +135,13 @@ def _locals(session: Session) -> Iterator[_Part]:
         if program.optimizer is None or not bucket.trained:
             continue
         store = state.stores.get(bucket.name)
-        dtype = getattr(torch, bucket.master or bucket.dtype)
         for statistic in OptimizerConfig.from_options(program.optimizer).state_names:
             flats: list[tuple[int, Tensor]] = []
             if store is not None:
                 states = session.optimizers[bucket.name].state_tensors()
                 flats = [(start, states[group][statistic]) for group, start, _, _ in store.decays()]
             for name in bucket.parameters:
-                spec = specs[name]
+                spec, dtype = specs[name], getattr(torch, program.kept_dtypes[name])
                 found = _boxes(store, flats, name) if store is not None else []
                 if math.prod(spec.shape):  # a parameter without elements has no state
                     label = f"optimizer.{statistic}.{name}"

@@ -57,7 +57,7 @@ def export_safetensors(source: Session | str | Path, path: str | Path) -> Path:
 def _export_session(session: Session, path: Path) -> None:
     program, first = session.program, session.transport.rank == 0
     forms = _forms(
-        {spec.name: Form(spec.shape, getattr(torch, spec.dtype)) for spec in program.parameters},
+        {spec.name: Form(spec.shape, getattr(torch, program.kept_dtypes[spec.name])) for spec in program.parameters},
         {b.name: Form(b.shape, getattr(torch, b.dtype)) for b in program.buffers if b.persistent},
         program.ties,
     )

@@ -69,9 +69,8 @@ def _local(session: Session, spec: Parameter, gathered: dict[Store, Tensor]) -> 
     elif spec.name in state.alone:
         local = state.alone[spec.name].clone()
     else:
-        bucket = next((b for b in session.program.buckets if spec.name in b.parameters), None)
-        dtype = (bucket.master or bucket.dtype) if bucket is not None else spec.dtype
-        local = torch.empty(state.local_shape(spec), dtype=getattr(torch, dtype), device=state.device)
+        dtype = getattr(torch, session.program.kept_dtypes[spec.name])
+        local = torch.empty(state.local_shape(spec), dtype=dtype, device=state.device)
     _from_stage(session, local, spec.stages[0], spec.name)
     return local
 
