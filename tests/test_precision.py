@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,18 +11,24 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import runtime
 from compiler.analysis.reference import Reference
+from compiler.analysis.verify import verify
 from compiler.capture.autocast import autocasting, operator_lists
 from compiler.capture.model import convert_parameters
 from compiler.driver import compile
 from compiler.dsl import loads
 from compiler.precision import Autocast
+from runtime.checkpoint import export_safetensors
 from runtime.executor import StepResult
+from runtime.instructions import Instruction
 from runtime.program import Program, load
 from runtime.session import Session
 from runtime.simulate import simulate
+from runtime.transport.launch import launch
 from tests.zoo import ZooModel, get, loss_of, plan_text
 
 ROWS = 16
@@ -253,3 +260,178 @@ def test_transformers_against_eager(build_dir: Path, name: str, kind: str) -> No
     for name, gradient in gradients.items():
         error = (found[0]["gradients"][name].float() - gradient).abs().max() / max(gradient.abs().max(), 1e-3 * largest)
         assert error < 2**-6, f"{name}: {error}"
+
+
+# -- loss scaling ----------------------------------------------------------------------------------------------------
+
+WORLDS = {"dp=2": "", "dp=2 tp=2": TENSOR}
+SCALED = "compute = bf16, reduce = fp32, master = fp32, loss_scale = dynamic"
+
+
+def overflow_on_one_rank(session: Session, step: int) -> None:
+    """The last rank's gradients get an infinite element in that step."""
+    finite = session.executor.actions["finite"]
+
+    def inject(instruction: Instruction) -> None:
+        if session.steps == step and session.transport.rank == session.transport.size - 1:
+            session.executor.gradients()[0][0] = math.inf
+        finite(instruction)
+
+    session.executor.actions["finite"] = inject
+
+
+def scaled_run(session: Session, batches: Sequence[Mapping[str, Tensor]]) -> list[list[Any]]:
+    """(skipped, scale, loss, a sum over this rank's parameters) of every step, with an overflow in step 2."""
+    overflow_on_one_rank(session, 2)
+    found = []
+    for batch in batches:
+        result = session.step(batch)
+        total = sum(p.double().sum().item() for p in session.parameters().values())
+        found.append([result.skipped, result.loss_scale, result.loss, total])
+    return found
+
+
+def scaled_program(folder: Path, mesh: str) -> tuple[Program, list[dict[str, Tensor]]]:
+    entry = get("llama-tiny")
+    extra = f"clip grad_norm = 0.5\n{WORLDS[mesh]}"
+    return program_of(folder, entry, SCALED, ADAMW, extra, mesh=mesh), [entry.batch(ROWS, k) for k in range(4)]
+
+
+@pytest.mark.parametrize("mesh", WORLDS)
+def test_all_ranks_leave_out_the_step_in_which_one_overflows(build_dir: Path, mesh: str) -> None:
+    program, batches = scaled_program(build_dir, mesh)
+    ranks = simulate(program, lambda session: scaled_run(session, batches))
+    for rank in ranks:
+        assert [step[0] for step in rank] == [False, False, True, False]
+        assert [step[1] for step in rank] == [65536.0, 65536.0, 65536.0, 32768.0]
+        assert rank[1][3] == rank[2][3] != rank[3][3]
+
+    def plain(session: Session) -> float:
+        """As if the batch had not been there: neither the optimizer's state nor its step count know of it."""
+        results = [session.step(batch) for batch in (*batches[:2], batches[3])]
+        assert not any(result.skipped for result in results)
+        return sum(p.double().sum().item() for p in session.parameters().values())
+
+    assert simulate(program, plain) == [rank[-1][3] for rank in ranks]
+
+
+@pytest.mark.parametrize("mesh", WORLDS)
+def test_processes_leave_out_the_same_step(build_dir: Path, mesh: str) -> None:
+    program, batches = scaled_program(build_dir, mesh)
+    torch.save(batches, build_dir / "batches.pt")
+    code = f"from tests.test_precision import worker; worker({str(build_dir)!r})"
+    assert launch(program.world, ["-c", code], env={"PYTHONPATH": str(Path(__file__).parents[1])}) == 0
+    simulated = simulate(program, lambda session: scaled_run(session, batches))
+    for rank, expected in enumerate(simulated):
+        found = json.loads((build_dir / f"{rank}.json").read_text())
+        assert [step[:2] for step in found] == [step[:2] for step in expected]
+        assert [step[2:] for step in found] == [pytest.approx(step[2:], rel=1e-3) for step in expected]
+
+
+def worker(folder: str) -> None:
+    """One process of the test above."""
+    with runtime.load(Path(folder) / "program") as session:
+        found = scaled_run(session, torch.load(Path(folder) / "batches.pt"))
+        (Path(folder) / f"{session.transport.rank}.json").write_text(json.dumps(found))
+
+
+def test_the_scale_finds_its_size_in_float16(build_dir: Path) -> None:
+    """A loss in float16 cannot be multiplied by 65536: the first step is left out, and the run goes on."""
+    entry = get("llama-tiny")
+    program = program_of(build_dir, entry, "compute = fp16, reduce = fp32, master = fp32", ADAMW, mesh="dp=2")
+    (results, _) = steps(program, [entry.batch(ROWS, k) for k in range(3)], lambda session, result: result)
+    assert [result.skipped for result in results] == [True, False, False]
+    assert [result.loss_scale for result in results] == [65536.0, 32768.0, 32768.0]
+
+
+@pytest.mark.parametrize("clip", ["", "clip grad_norm = 0.1", "clip grad_value = 1e-3", "clip grad_norm = 0.1, grad_value = 1e-2"])
+def test_a_scale_changes_no_result(build_dir: Path, clip: str) -> None:
+    """It is taken off before gradients are clipped. A power of two changes no digit."""
+    entry = get("llama-tiny")
+    batches = [entry.batch(ROWS, k) for k in range(2)]
+    found = []
+    for scale in ("none", "2048"):
+        precision = f"compute = bf16, reduce = fp32, master = fp32, loss_scale = {scale}"
+        program = program_of(build_dir, entry, precision, ADAMW, clip, mesh="dp=2")
+        found.append(steps(program, batches, everything)[0])
+    for one, other in zip(*found, strict=True):
+        assert (one["loss"], one["result"].grad_norms) == (other["loss"], other["result"].grad_norms)
+        assert all(torch.equal(value, other["parameters"][name]) for name, value in one["parameters"].items())
+
+
+@pytest.mark.parametrize("scale", ["dynamic", "1000"])
+def test_verified_with_a_scale(scale: str) -> None:
+    """In float64 the plan's dtypes change nothing; the scale is there all the same."""
+    extra = f"precision {{ compute = fp16, loss_scale = {scale} }}\nclip grad_norm = 0.1\n{TENSOR}"
+    verdict = verify(loads(plan_text(get("llama-odd-tiny"), 8, "dp=2 tp=2", extra=extra), "x.plan"), steps=2)
+    assert verdict.ok, verdict.worst
+
+
+# -- state -----------------------------------------------------------------------------------------------------------
+
+
+def test_masters_survive_checkpoints(build_dir: Path) -> None:
+    """Saved is what the optimizer updates; a plan of another precision, and another mesh, takes it."""
+    batches = [batch_of(ROWS, k) for k in range(4)]
+    lower = program_of(build_dir / "lower", NET, "compute = bf16, loss_scale = dynamic", ADAMW, mesh="dp=2")
+    saved = build_dir / "step-2"
+
+    def first(session: Session) -> tuple[dict, dict]:
+        overflow_on_one_rank(session, 0)
+        for batch in batches[:2]:
+            session.step(batch)
+        session.save(saved)
+        masters = {name: p.clone() for name, p in session.parameters().items()}
+        for batch in batches[2:]:
+            session.step(batch)
+        return masters, {name: p.clone() for name, p in session.parameters().items()}
+
+    def again(session: Session) -> tuple[dict, dict, dict, Any]:
+        session.restore(saved)
+        masters = {name: p.clone() for name, p in session.parameters().items()}
+        read = {name: session.state.parameter(name).clone() for name in masters}
+        results = [session.step(batch) for batch in batches[2:]]
+        return masters, read, {name: p.clone() for name, p in session.parameters().items()}, results[-1].loss_scale
+
+    masters, last = simulate(lower, first)[0]
+    assert {p.dtype for p in masters.values()} == {torch.float32}
+    assert any(not torch.equal(p, p.bfloat16().float()) for p in masters.values())
+    restored, read, then, scale = simulate(lower, again)[1]
+    assert scale == 32768.0
+    for name, master in masters.items():
+        assert torch.equal(restored[name], master) and torch.equal(read[name], master.bfloat16())
+        assert torch.equal(then[name], last[name])
+    single = program_of(build_dir / "single", NET, "compute = fp32", ADAMW, mesh="dp=1")
+    restored, read, _, scale = simulate(single, again)[0]
+    assert scale is None and all(torch.equal(restored[name], master) for name, master in masters.items())
+    half = program_of(build_dir / "half", NET, "compute = bf16, master = bf16", ADAMW, mesh="dp=1")
+    restored, read, _, _ = simulate(half, again)[0]
+    assert all(torch.equal(restored[name], master.bfloat16()) for name, master in masters.items())
+
+
+def test_weights_are_exported_from_masters(build_dir: Path) -> None:
+    program = program_of(build_dir, NET, "compute = bf16", mesh="dp=1")
+
+    def run(session: Session) -> dict[str, Tensor]:
+        session.step(batch_of(ROWS, 0))
+        export_safetensors(session, build_dir / "w.safetensors")
+        return {name: p.clone() for name, p in session.parameters().items()}
+
+    (masters,) = simulate(program, run)
+    found = load_file(build_dir / "w.safetensors")
+    assert all(torch.equal(found[name], master) for name, master in masters.items())
+
+
+def test_bytes_of_the_model_states(build_dir: Path) -> None:
+    """2 for each parameter that is read, 4 for its gradient, 12 for master and averages (Rajbhandari et al. 2020 have
+    gradients of 2 bytes)."""
+    program = program_of(build_dir, get("llama-tiny"), LOWER["bf16"], ADAMW, mesh="dp=1")
+    psi = sum(math.prod(parameter.shape) for parameter in program.parameters)
+
+    def held(session: Session) -> tuple[int, int, int]:
+        stores = session.state.stores.values()
+        states = [t for o in session.optimizers.values() for group in o.state_tensors().values() for t in group.values()]
+        kinds = ([s.whole for s in stores], [s.gradient for s in stores], [*(s.master for s in stores), *states])
+        return tuple(sum(t.nbytes for t in tensors if t is not None) for tensors in kinds)
+
+    assert simulate(program, held) == [(2 * psi, 4 * psi, 12 * psi)]
