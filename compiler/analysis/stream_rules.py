@@ -109,7 +109,7 @@ class StageRules:
         self.dropped: dict[tuple[str, int], int] = {}
         self.done: set[tuple[str, str, int]] = set()  # (op, call, micro)
         self.pending: dict[Instruction, int] = {}
-        self.prologue = self.clipped = self.reported = False
+        self.prologue = self.unscaled = self.clipped = self.reported = False
         self.index: int | None = None
         self.instruction: Instruction | None = None
 
@@ -364,10 +364,14 @@ class StageRules:
     def do_clip(self, instruction: Instruction) -> None:
         self.require(self.program.clip, "the program clips nothing")
         self.require(not self.clipped, "is done a second time")
+        self.require(self.unscaled or not self.program.loss_scale, "comes before the loss scale is taken off")
         self.clipped = True
         self.use_all_gradients()
 
     def do_finite(self, instruction: Instruction) -> None:
+        self.require(self.program.loss_scale, "the program has no loss scale")
+        self.require(not self.unscaled, "is done a second time")
+        self.unscaled = True
         self.use_all_gradients()
 
     def use_all_gradients(self) -> None:
@@ -383,6 +387,7 @@ class StageRules:
             self.require(not state.stepped, f"{state.bucket.name} has been stepped already")
             self.require(not state.outstanding, f"{state.bucket.name}: {state.outstanding}")
             self.require(self.clipped or not self.program.clip, "comes before the clip")
+            self.require(self.unscaled or not self.program.loss_scale, "comes before the loss scale is taken off")
             state.stepped = state.final = True
 
     def do_update(self, instruction: Instruction) -> None:

@@ -79,7 +79,7 @@ def meetings(program: Program, stage: int, index: int, instruction: Instruction)
         yield from meet("all_reduce", bucket.across, f"the own part of {flat(bucket)}", bucket.stages)
     elif instruction.op == "clip" and "grad_norm" in (program.clip or {}):
         for axes in sorted(set(program.norm_axes.values())):
-            yield from meet("all_reduce", axes, "float64[] the squared norm")
+            yield from meet("all_reduce", axes, "float64 squared norms")
     elif instruction.op == "finite":
         yield from meet("all_reduce", tuple(program.mesh), "max of what is not finite")
     elif instruction.op == "report":

@@ -28,6 +28,7 @@ PURPOSES: dict[str, str] = {
     "reduce_across": "gradients",
     "send": "pipeline",
     "recv": "pipeline",
+    "finite": "overflow",
     "clip": "gradient norm",
     "update": "buffers",
     "report": "report",
