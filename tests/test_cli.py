@@ -356,11 +356,10 @@ UNSUPPORTED = {
     "tensor": 'tensor over tp { column "head" }',
     "pipeline": "pipeline over pp { microbatches = 2 }",
     "context": "context over cp",
-    "precision": "precision { compute = bf16 }",
 }
 
 
-@pytest.mark.parametrize("word", [word for word in UNSUPPORTED if word in STRATEGIES or word == "precision"])
+@pytest.mark.parametrize("word", [word for word in UNSUPPORTED if word in STRATEGIES])
 def test_what_is_not_supported_yet_is_said(capsys: Captured, folder: Path, word: str) -> None:
     text = PLAN.replace("mesh dp=2", "mesh dp=2 tp=2 pp=2 cp=2").replace(" { microbatches = 2 }", "")
     (folder / "future.plan").write_text(f"{text}{UNSUPPORTED[word]}\n")

@@ -93,7 +93,7 @@ def test_synthetic(capsys):
     assert any("planc verify build/p/plan.plan --set dp=2" in line for line in out)
     first = read_log("runs/handmade/log.jsonl")[0]
     assert first.keys() == {
-        "step", "epoch", "loss", "metrics", "lr", "grad_norm", "seconds", "samples_per_s", "memory",
+        "step", "epoch", "loss", "metrics", "lr", "grad_norm", "grad_norms", "seconds", "samples_per_s", "memory",
     }  # fmt: skip
     assert first["lr"] == 0.025 and first["memory"] > 2**20 and first["seconds"] > 0
     assert sum(losses("runs/handmade")[-5:]) < 0.7 * sum(losses("runs/handmade")[:5])
