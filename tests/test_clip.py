@@ -31,6 +31,8 @@ LAYOUTS = {
     "dp=3": ("dp=3", ""),
     "tp=2": ("dp=1 tp=2", TENSOR),
     "dp=2 tp=2": ("dp=2 tp=2", TENSOR),
+    "pp=3": ("pp=3 dp=1", "pipeline over pp { microbatches = 2 }"),
+    "pp=2 tp=2": ("pp=2 dp=1 tp=2", TENSOR + "\npipeline over pp { microbatches = 2 }"),
     "zero 1": ("dp=3", "zero over dp { stage = 1 }"),
     "zero 2 tp=2": ("dp=2 tp=2", TENSOR + "\nzero over dp { stage = 2, persist_below = 64 }"),
     "zero 3": ("dp=3", "zero over dp { stage = 3, persist_below = 64 }"),

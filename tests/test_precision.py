@@ -264,7 +264,7 @@ def test_transformers_against_eager(build_dir: Path, name: str, kind: str) -> No
 
 # -- loss scaling ----------------------------------------------------------------------------------------------------
 
-WORLDS = {"dp=2": "", "dp=2 tp=2": TENSOR}
+WORLDS = {"dp=2": "", "dp=2 tp=2": TENSOR, "pp=2 dp=2": "pipeline over pp { microbatches = 2 }"}
 SCALED = "compute = bf16, reduce = fp32, master = fp32, loss_scale = dynamic"
 
 
