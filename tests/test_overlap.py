@@ -57,6 +57,15 @@ def test_with_recomputation(policy: str, overlap: bool) -> None:
     assert verdict.worst.error <= TOLERANCE, str(verdict.worst)
 
 
+def test_over_sub_axes() -> None:
+    """Two key/value heads on four ranks: the axis is split, and all its parts communicate in pieces."""
+    plan_ = loads(plan("llama-tiny", "tp=4", True), "overlap.plan")
+    row = next(item for item in compile(plan_).asked if item.request == "overlap = on")
+    assert row.detail.startswith("13 of ")
+    verdict = verify(plan_, steps=2)
+    assert verdict.worst.error <= TOLERANCE, str(verdict.worst)
+
+
 def test_one_row_and_micro_batches() -> None:
     """Pieces of the sequence where a micro-batch has one row, and uneven rows."""
     written = text("llama-odd-tiny", "dp=2 tp=2", parts=2, sequence=True, batch=3).replace("style = manual", OVERLAP)

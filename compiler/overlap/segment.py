@@ -34,7 +34,7 @@ class Overlap:
         """Where the plan describes no cluster: fast devices, for which there is most to hide."""
         fast = Machine(known_devices()["h100"], mesh, plan.ranks, Link("NVLink", 450e9, 5e-6))
         tensor = plan.tensor
-        axes = tensor.axes if tensor is not None and tensor.overlap else ()
+        axes = mesh.parts(*tensor.axes) if tensor is not None and tensor.overlap else ()
         return cls(machine(plan, mesh) if plan.cluster is not None else fast, axes)
 
     def code(self, code: SegmentCode) -> SegmentCode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -168,7 +168,7 @@ def _tensor(c: Compilation) -> Iterator[Asked]:
         yield _overlap(c, axes)
 
 
-def _overlap(c: Compilation, axes: list[str]) -> Asked:
+def _overlap(c: Compilation, axes: Sequence[str]) -> Asked:
     """Of the collectives of all segments over the tensor axes: what hides them."""
     total: Counter[str] = Counter()
     for kind in c.linked.kinds.values():
