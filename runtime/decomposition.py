@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -24,20 +25,22 @@ def gather_matmul(
     transport: Transport, group: Group, x: Tensor, count: int, terms: Sequence[tuple[Tensor, ...]], keep: bool,
     pieces: int, label: str,
 ) -> tuple[Tensor | None, list[Tensor]]:  # fmt: skip
-    """x [B, L, k] → the whole [B, count, k] (None unless `keep`), and for each (factor [k, n], bias [n] if any) the product [B*count, n].
+    """x [B, L, k] → the whole [B, count, k] (None unless `keep`), and for each (factor [k, n], bias [n] if any) the product
+    [B*count, n].
 
     All pieces are under way from the beginning; each is multiplied when it has come.
     """
     (lead, length, width), ways = x.shape, len(group)
     whole = x.new_empty(lead, ways, length, width) if keep else None
     products = [x.new_empty(lead, ways, length, factor.shape[1]) for factor, *_ in terms]
-    under_way = []
+    under_way = deque()
     for k, span in enumerate(spans(x.shape[_cut_dim(lead)], pieces)):
         mine = _piece(x.unsqueeze(1), span).contiguous()
         parts = mine.new_empty(ways, mine.shape[0], *mine.shape[2:])
         work = transport.all_gather(parts, mine, group, wait=False, label=f"{label}, piece {k + 1}")
         under_way.append((span, parts, mine, work))
-    for span, parts, _, work in under_way:
+    while under_way:
+        span, parts, _, work = under_way.popleft()  # so that a piece is freed when it is multiplied
         work.wait()
         piece = _swapped(parts).contiguous() if whole is None else _piece(whole, span).copy_(_swapped(parts))
         for (factor, *bias), product in zip(terms, products):

@@ -85,7 +85,7 @@ def gathered(code: _Code, node: Node) -> list[Node]:
     assert whole is not None
     at = code.nodes.index(node)
     later = set(code.nodes[at:])
-    if not by_rows(cut, whole) or count(x.shape) < 2:
+    if not by_rows(cut, whole) or most_pieces(x.shape) < 2:
         return code.nodes
     all_rows = [whole]
     for user in code.users.get(whole, ()):
@@ -136,7 +136,7 @@ def scattered(code: _Code, node: Node) -> list[Node]:
     assert out is not None
     zeros = bool(rest and rest[0])
     found = product_in(code, whole) if code.only_for(whole, node) else None
-    if found is None or not by_rows(cut, whole) or count(out.shape) < 2:
+    if found is None or not by_rows(cut, whole) or most_pieces(out.shape) < 2:
         return code.nodes
     x, factor, *addends = found
     if zeros and any(len(addend.shape) == 1 for addend in addends):
@@ -171,7 +171,8 @@ def product_in(code: _Code, value: Value) -> tuple[Value, ...] | None:
         return node.args
     if node.op == ADDMM and node.args[0].shape in (value.shape, value.shape[-1:]):
         return (*node.args[1:], node.args[0])
-    if node.op == ADD and all(isinstance(item, Value) and item.shape == value.shape for item in node.args):
+    alike = (value.shape, value.dtype)
+    if node.op == ADD and all(isinstance(item, Value) and (item.shape, item.dtype) == alike for item in node.args):
         for term, other in (node.args[::-1], node.args):
             found = product_in(code, term) if term is not other and code.only_for(term, node) else None
             if found is not None:
@@ -185,7 +186,7 @@ def by_rows(cut: str, whole: Value) -> bool:
     return c == Cut(len(whole.shape) - 2, c.axes, 1, c.count, 1)
 
 
-def count(shape: Sequence[int]) -> int:
+def most_pieces(shape: Sequence[int]) -> int:
     """Into how many pieces a part [..., rows, columns] can be cut: see `runtime.decomposition`."""
     lead = math.prod(shape[:-2])
     return lead if lead > 1 else shape[-2]

@@ -32,6 +32,8 @@ PLANS: dict[str, tuple[str, str, int, str]] = {
     "tp-sequence": ("llama-small", "dp=2 tp=2", 2, LLAMA % "on" + 'recompute "layers.*" = selective'),
     "tp-full": ("llama-tiny", "dp=2 tp=2", 1, LLAMA % "on" + 'recompute "layers.*" = full'),
     "tp-uneven": ("llama-odd-tiny", "tp=3", 1, LLAMA % "on"),
+    "tp-pieces": ("llama-odd-tiny", "tp=2", 1, LLAMA.replace("sequence = %s", "sequence = on, overlap = on")),
+    "tp-pieces-whole": ("llama-tiny", "tp=2", 1, LLAMA.replace("sequence = %s", "overlap = on")),
     "zero-1": ("llama-small", "dp=2", 2, "zero over dp { stage = 1 }\nclip grad_norm = 1.0"),
     "zero-2": ("gpt-tiny", "dp=4", 2, "zero over dp { stage = 2, bucket = 4kB }"),
     "zero-3": ("llama-small", "dp=4", 2, "zero over dp { stage = 3, bucket = 100kB, prefetch = 1 }"),

@@ -98,7 +98,9 @@ def compare(folder: Path, rounds: int, bandwidth: float) -> None:
             wall, processor = (median_ratio(each[side], each["recorded"]) for each in (times, work))
             worst = max(abs(a - b) / abs(b) for a, b in zip(losses[side], losses["recorded"]))
             took = statistics.median(times[side][2:]) * 1e3
-            print(f"  {side:9} {took:7.1f} ms, ratio {wall:.3f}, of processor time {processor:.3f}; losses {worst:.0e} apart")
+            print(
+                f"  {side:9} {took:7.1f} ms, ratio {wall:.3f}, of processor time {processor:.3f}; losses {worst:.0e} apart"
+            )
     transport.close()
 
 
