@@ -8,11 +8,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from compiler.diagnostics import PlanError, render, to_json
 from runtime.program import ProgramError
+
+if TYPE_CHECKING:
+    from compiler.dsl.plan import Plan
+    from compiler.schedule.actions import Pipeline
+    from compiler.schedule.costs import StageCosts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -200,25 +206,39 @@ def inspect_schedule(options: argparse.Namespace) -> int:
     from compiler.dsl import load
     from compiler.report.pictures import schedule_picture
     from compiler.report.timeline import to_svg, to_text
-    from compiler.schedule.planned import plan_schedule
     from compiler.schedule.timing import peak_activations, simulate
 
     plan = load(options.plan, options.sets)
     if plan.pipeline is None:
         print(f"planc: {options.plan} has no `pipeline`, and so no schedule", file=sys.stderr)
         return 2
-    schedule = plan_schedule(plan)
-    picture = schedule_picture(plan.pipeline.schedule, schedule)
+    schedule, costs = scheduled(plan)
+    picture = schedule_picture(plan.pipeline.schedule, schedule, costs)
     if options.svg:
         Path(options.svg).write_text(to_svg(picture))
     if options.json:
-        timing, alive = simulate(schedule), peak_activations(schedule).ranks
+        timing, alive = simulate(schedule, costs), peak_activations(schedule).ranks
         figures = {"makespan": timing.makespan, "bubble": timing.bubble, "idle": timing.idle, "alive": alive}
         print(json.dumps({"level": "schedule", "text": str(schedule), **figures}))
     else:
         console = terminal()
         console.print(to_text(picture, console.width), end="")
     return 0
+
+
+def scheduled(plan: Plan) -> tuple[Pipeline, StageCosts | None]:
+    """A plan's schedule. That of `auto` depends on what the stages cost, which takes a compile."""
+    from compiler.analysis.machine import machine
+    from compiler.driver import compile
+    from compiler.pipeline.staging import pipeline_axis
+    from compiler.schedule.planned import plan_schedule
+
+    if plan.pipeline is None or plan.pipeline.schedule != "auto" or not pipeline_axis(plan):
+        return plan_schedule(plan), None
+    compilation = compile(plan)
+    staging = compilation.linked.staging
+    assert staging.schedule is not None
+    return staging.schedule, staging.costs(plan, machine(plan, compilation.mesh))
 
 
 def do_estimate(options: argparse.Namespace) -> int:

@@ -207,6 +207,14 @@ def test_inspect_the_schedule_of_a_file(capsys: Captured, folder: Path) -> None:
     assert status == 1 and not out and "error[E221]: there is no micro-batch 3" in err and "own.csv:2:21" in err
 
 
+def test_inspect_the_schedule_that_costs_decide(capsys: Captured, folder: Path) -> None:
+    (folder / "pipe.plan").write_text(PIPELINE.replace("1f1b", "auto").replace("[6, 4]", "[6, 4]\ninput y : float32[6]"))
+    status, out, _ = planc(capsys, "inspect", "pipe.plan", "--level", "schedule")
+    assert status == 0 and out.startswith("auto: 2 ranks, 3 micro-batches\n") and "µs, bubble" in out
+    status, out, _ = planc(capsys, "inspect", "pipe.plan", "--level", "schedule", "--set", "pp=1")
+    assert status == 0 and "rank 0  F0 B0─── F1 B1─── F2 B2───" in out
+
+
 def test_check_reads_the_schedule(capsys: Captured, folder: Path) -> None:
     (folder / "pipe.plan").write_text(PIPELINE.replace("1f1b", '"own.csv"'))
     status, _, err = planc(capsys, "check", "pipe.plan")

@@ -11,6 +11,7 @@ from compiler.dsl.plan import Plan
 from compiler.pipeline.loads import loads
 from compiler.pipeline.split import Assignment, assign_stages
 from compiler.schedule.actions import Pipeline
+from compiler.schedule.costs import StageCosts
 from compiler.schedule.pipeline import pipeline_work
 from compiler.schedule.planned import plan_schedule
 from compiler.schedule.stream import one_after_the_other
@@ -41,6 +42,12 @@ class Staging:
             for name in info.parameters:
                 found.setdefault(name, set()).update(self.of(info.call.name))
         return {name: tuple(sorted(ranks)) for name, ranks in found.items()}
+
+    def costs(self, plan: Plan, machine: Machine) -> StageCosts | None:
+        """What the stages of the schedule cost; None without a schedule."""
+        if self.schedule is None or self.assignment is None or plan.pipeline is None:
+            return None
+        return self.assignment.costs(self.schedule, machine, plan.pipeline.axes)
 
 
 def pipeline_axis(plan: Plan) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from compiler.analysis.time import Span, StepTime
+from compiler.report.asked import many
 from compiler.report.numbers import duration
 from compiler.report.timeline import KINDS, Box, Picture
 from compiler.schedule.actions import Action, Pipeline
@@ -14,7 +15,8 @@ from compiler.schedule.timing import peak_activations, simulate
 
 
 def schedule_picture(name: str, pipeline: Pipeline, costs: StageCosts | None = None) -> Picture:
-    """A row for each rank; without `costs` F, I and W take one unit of time and B two."""
+    """A row for each rank; `costs` are in seconds, without them F, I and W take one unit of time and B two."""
+    makespan = duration if costs is not None else "{:.6g}".format
     timing, alive = simulate(pipeline, costs), max(peak_activations(pipeline, costs).ranks)
     several = pipeline.stages > pipeline.ranks
 
@@ -24,16 +26,19 @@ def schedule_picture(name: str, pipeline: Pipeline, costs: StageCosts | None = N
         label = f"{stage}{action.kind}{action.micro}"
         return Box(action.kind, label, title, start, end, action.stage >= pipeline.ranks)
 
-    stages = f", {pipeline.stages} stages" if several else ""
+    parts = pipeline.microbatches
+    sizes = [many(pipeline.ranks, "rank"), f"{parts} micro-batch{'es' * (parts != 1)}"]
+    if several:
+        sizes.insert(1, f"{pipeline.stages} stages")
     return Picture(
-        f"{name}: {pipeline.ranks} ranks{stages}, {pipeline.microbatches} micro-batches",
+        f"{name}: {', '.join(sizes)}",
         tuple(
             (f"rank {rank}", tuple(box(span.action, span.start, span.end) for span in spans))
             for rank, spans in enumerate(timing.spans)
         ),
         timing.makespan,
-        f"makespan {timing.makespan:.6g}, bubble {100 * timing.bubble:.3g} %, "
-        f"at most {alive} activation{'s' * (alive != 1)} alive on a rank",
+        f"makespan {makespan(timing.makespan)}, bubble {100 * timing.bubble:.3g} %, "
+        f"at most {many(alive, 'activation')} alive on a rank",
     )
 
 

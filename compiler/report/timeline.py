@@ -10,6 +10,10 @@ import jinja2
 from rich.text import Text
 
 
+COLUMNS = 1_000
+"""At most so many in all."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """What is done in a box: how it is called, and its colours on a terminal and in a browser."""
@@ -74,11 +78,11 @@ def to_text(picture: Picture, width: int = 120) -> Text:
 
 
 def _unit(picture: Picture) -> float:
-    """The time of one column: three in four boxes hold their label."""
+    """The time of one column: three in four boxes hold their label, if the columns are not too many."""
     boxes = [box for _, boxes in picture.rows for box in boxes if box.end > box.start]
     lengths = sorted(box.end - box.start for box in boxes)
     longest = max((len(box.label) for box in boxes), default=0)
-    return lengths[len(lengths) // 4] / (longest + 1) if lengths else 1.0
+    return max(lengths[len(lengths) // 4] / (longest + 1), picture.end / COLUMNS) if lengths else 1.0
 
 
 def _row(boxes: tuple[Box, ...], unit: float, end: float) -> Text:

@@ -25,16 +25,13 @@ Makers = Mapping[str, Callable[[int, int, int], Pipeline]]
 
 def auto(ranks: int, microbatches: int, virtual: int, costs: StageCosts | None, named: Makers) -> Pipeline:
     """The shortest schedule found with `virtual` stages on each rank; of equally short ones that with the least
-    memory. `named`: the schedules that are candidates. Raises ScheduleError if one micro-batch exceeds the limit."""
+    memory. `named`: the schedules that are candidates."""
     costs = costs or equal_costs(ranks * virtual)
     placements = [loop_placement(ranks, virtual)] + ([v_placement(ranks)] if virtual == 2 and ranks > 1 else [])
-    fitting = [place for place in placements if _need(place, costs) <= (costs.limit or float("inf"))]
-    if not fitting:
-        need = min(_need(place, costs) for place in placements)
-        raise ScheduleError(
-            f"one micro-batch keeps {need} bytes of activations alive on a rank, the limit is {costs.limit}",
-            "use smaller micro-batches, more pipeline ranks, or `recompute`",
-        )
+    if costs.limit is not None:
+        # Less than one micro-batch cannot be alive: such a limit asks for the least memory.
+        costs = replace(costs, limit=max(costs.limit, min(_need(place, costs) for place in placements)))
+    fitting = [place for place in placements if costs.limit is None or _need(place, costs) <= costs.limit]
     candidates = [c for c in _named(ranks, microbatches, virtual, named) if c.rank_of in fitting and _fits(c, costs)]
     for placement in fitting:
         candidates += [

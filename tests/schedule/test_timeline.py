@@ -70,3 +70,9 @@ def test_a_step_joins_the_calls_of_a_micro_batch():
 def test_a_pause_divides_boxes():
     picture = step_picture("tiny", step_of(("forward a @0", 0.0, 1.0), ("forward b @0", 2.0, 3.0)))
     assert [box.title for box in picture.rows[0][1]] == ["forward of a, micro-batch 0", "forward of b, micro-batch 0"]
+
+
+def test_a_picture_of_waiting_is_bounded():
+    costs = StageCosts((1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (1, 1), transfer=1e9)
+    text = to_text(schedule_picture("1f1b", make_schedule("1f1b", 2, 2), costs), width=3_000).plain
+    assert len(text) < 6_000
