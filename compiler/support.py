@@ -21,6 +21,7 @@ declare_codes(
     }
 )
 
+
 def check_supported(plan: Plan) -> list[Diagnostic]:
     """Warnings; raises PlanError for what is not supported yet. A strategy over axes of one rank changes nothing."""
     found = Diagnostics()
