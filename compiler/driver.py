@@ -28,6 +28,7 @@ from compiler.passes.lift_vary import LiftVary
 from compiler.passes.lower_support import LoweringError
 from compiler.passes.pipeline import lowering
 from compiler.passes.resolve_counts import ResolveCounts
+from compiler.pipeline.fits import memory_warnings
 from compiler.precision import Precision
 from compiler.report.asked import Asked, asked
 from compiler.segments.split import units
@@ -114,6 +115,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         result = build(settled)
     with clock("verifier"):
         verify_streams(result.program, result.linked.kinds)
+    warnings += memory_warnings(settled, result.linked.staging, request.mesh)
     result.plan, result.fitted, result.seconds = plan, fitted, clock.seconds
     result.asked = asked(result)
     return result

@@ -19,7 +19,7 @@ from compiler.ir.graph import Graph, Value
 from compiler.layout.placement import Layout, Mesh, Partial, Varying
 from compiler.overlap.segment import Overlap
 from compiler.passes.assign_layouts import Assigned, LayoutRequest
-from compiler.precision import Precision
+from compiler.precision import Precision, Stored
 from compiler.recompute import policy_for
 from compiler.schedule.buckets import Alike, Member, make_buckets
 from compiler.pipeline.staging import Staging, pipeline_axis, stage
@@ -176,7 +176,10 @@ class _Linker:
     def staging(self, infos: Sequence[CallInfo], segments: Sequence[Segment]) -> Staging:
         values = (value for value in self.assigned.main.inputs if value.kind == "param")
         trained = {name for info in infos for name in info.trained}
-        state = {value.name: state_bytes(self.plan, value, self.mesh, value.name in trained) for value in values}
+        state = {
+            value.name: state_bytes(self.plan, value, self.stored(value.name), self.mesh, value.name in trained)
+            for value in values
+        }
         reported = frozenset(self.slots[value] for value in self.assigned.main.outputs.values())
         return stage(self.plan, infos, segments, self.kinds, state, machine(self.plan, self.mesh), reported)
 
@@ -218,8 +221,12 @@ class _Linker:
         """Of a parameter's gradient and of its master, empty where it is the parameter's own."""
         if not spec.trained:
             return "", ""
-        stored = self.precision.stored(self.captured.parameters[spec.name].own)
+        stored = self.stored(spec.name)
         return "" if stored.reduce == spec.dtype else stored.reduce, stored.master or ""
+
+    def stored(self, name: str) -> Stored:
+        """The dtypes of a trained parameter."""
+        return self.precision.stored(self.captured.parameters[name].own)
 
     @property
     def bucket_size(self) -> int:

@@ -27,6 +27,7 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
     found = Diagnostics()
     _check_tensor(plan, found)
     _check_zero(plan, found)
+    _check_pipeline(plan, found)
     if plan.mode == "forward":
         found.error("E201", "`mode = forward` is not supported yet")
     found.raise_if_errors(plan.sources)
@@ -41,6 +42,17 @@ def _check_zero(plan: Plan, found: Diagnostics) -> None:
         found.error("E201", "`offload` is not supported yet", zero.given["offload"])
     if zero.hybrid:
         found.error("E201", "`hybrid` is not supported yet", zero.given["hybrid"])
+
+
+def _check_pipeline(plan: Plan, found: Diagnostics) -> None:
+    strategy = plan.pipeline
+    if strategy is not None and strategy.scatter_gather and any(plan.axis_size(axis) > 1 for axis in strategy.axes):
+        found.error(
+            "E201",
+            "`scatter_gather` is not supported yet",
+            strategy.given["scatter_gather"],
+            help="with `tensor { sequence = on }` stages send parts already",
+        )
 
 
 def _check_tensor(plan: Plan, found: Diagnostics) -> None:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.analysis.machine import Machine
+from compiler.analysis.machine import machine
 from compiler.diagnostics import Diagnostic, declare_codes
 from compiler.dsl.plan import Plan
 from compiler.dsl.units import show_size
-from compiler.pipeline.split import Assignment
-from compiler.schedule.actions import Pipeline
+from compiler.layout.placement import Mesh
+from compiler.pipeline.staging import Staging
 from compiler.schedule.timing import peak_activations
 
 declare_codes({"W230": "a pipeline rank that may need more memory than its device has"})
 
 
-def memory_warnings(plan: Plan, assignment: Assignment, schedule: Pipeline, machine: Machine) -> Iterator[Diagnostic]:
+def memory_warnings(plan: Plan, staging: Staging, mesh: Mesh) -> Iterator[Diagnostic]:
     """A warning about the rank that exceeds its device's memory most, if the plan names the device."""
-    strategy = plan.pipeline
-    if strategy is None or plan.cluster is None:
+    strategy, assignment, schedule = plan.pipeline, staging.assignment, staging.schedule
+    if strategy is None or plan.cluster is None or assignment is None or schedule is None:
         return
     resident = assignment.resident(schedule)
-    peaks = peak_activations(schedule, assignment.costs(schedule, machine, strategy.axes)).bytes
+    peaks = peak_activations(schedule, assignment.costs(schedule, machine(plan, mesh), strategy.axes)).bytes
     need = [a + b for a, b in zip(resident, peaks)]
     worst = max(range(schedule.ranks), key=need.__getitem__)
-    memory = machine.device.memory
+    memory = plan.cluster.hardware.memory
     if need[worst] > memory:
         yield Diagnostic(
             "warning",

@@ -71,16 +71,6 @@ class Assignment:
         return found
 
 
-@dataclass(frozen=True)
-class Crossing:
-    """A slot that `producer` sends to the stages `consumers`, of which those in `gradients` send a gradient back."""
-
-    slot: str
-    producer: int
-    consumers: tuple[int, ...]
-    gradients: tuple[int, ...]
-
-
 def assign_stages(
     plan: Plan, loads: Sequence[Load], schedule: Pipeline, state: Mapping[str, int], machine: Machine,
     reported: frozenset[str] = frozenset(),
@@ -143,24 +133,3 @@ def replicable(loads: Sequence[Load], reported: frozenset[str]) -> list[Load]:
 def cheaper(load: Load, machine: Machine, axes: tuple[str, ...]) -> bool:
     """Whether a stage runs the call in less time than it would receive its results."""
     return load.cost.forward.seconds <= machine.communication("send", axes, sum(load.cost.result_bytes))
-
-
-def crossings(assignment: Assignment, loads: Sequence[Load]) -> list[Crossing]:
-    """What stages send each other, in the order in which it is made: each slot from its producer to every other stage
-    that reads it, however far apart they are."""
-    stage_of = assignment.stage_of
-    readers: dict[str, dict[int, bool]] = {}
-    for load in loads:
-        for slot in load.slots if load.name in stage_of else ():
-            wants = readers.setdefault(slot, {})
-            stage = stage_of[load.name]
-            wants[stage] = wants.get(stage, False) or slot in load.call.gradients
-    found = []
-    for load in loads:
-        producer = stage_of.get(load.name)
-        for slot in load.call.results if producer is not None else ():
-            others = {stage: back for stage, back in sorted(readers.get(slot, {}).items()) if stage != producer}
-            if others:
-                back = tuple(stage for stage, gradient in others.items() if gradient)
-                found.append(Crossing(slot, producer, tuple(others), back))
-    return found

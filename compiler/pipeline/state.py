@@ -10,14 +10,13 @@ from compiler.autodiff.local import shape_of
 from compiler.dsl.plan import OptimizerSpec, Plan
 from compiler.ir.graph import Value
 from compiler.layout.placement import Mesh
-from compiler.precision import Precision
+from compiler.precision import Stored
 from compiler.zero import sharding
 
 
-def state_bytes(plan: Plan, value: Value, mesh: Mesh, trained: bool, own: str | None = None) -> int:
-    """Bytes on the device of a rank; what ZeRO cuts counts as the part of each (Rajbhandari et al. 2020). `own`: the dtype
-    that the model gave the parameter, by default that of the value."""
-    stored, zero = Precision.of(plan).stored(own or value.dtype), sharding(plan, mesh)
+def state_bytes(plan: Plan, value: Value, stored: Stored, mesh: Mesh, trained: bool) -> int:
+    """Bytes on the device of a rank; what ZeRO cuts counts as the part of each (Rajbhandari et al. 2020)."""
+    zero = sharding(plan, mesh)
     ways = math.prod(mesh.size(axis) for axis in zero.of(value, trained))
     held = [(stored.dtype, 3)]  # dtype, and the stage of ZeRO that cuts it
     if trained and plan.mode == "train":

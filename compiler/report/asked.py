@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from compiler.context.report import asked_context
 from compiler.dsl.units import show_size
 from compiler.overlap.segment import hidden
+from compiler.pipeline.report import asked_pipeline
 from compiler.precision import Precision
 from compiler.recompute import FIT
 from compiler.tensor.styles import names
@@ -82,6 +83,7 @@ def _others(c: Compilation) -> Iterator[Asked]:
     plan, program = c.plan, c.program
     yield from _tensor(c)
     yield from (Asked(*found) for found in asked_context(c))
+    yield from (Asked(*found) for found in asked_pipeline(c))
     for word in ("zero", "tensor", "context", "pipeline"):
         strategy = getattr(plan, word)
         if strategy is not None and all(plan.axis_size(axis) == 1 for axis in strategy.axes):

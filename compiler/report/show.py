@@ -15,6 +15,7 @@ from compiler.emit.folder import kind_source
 from compiler.ir.text import print_graph
 from compiler.report.asked import APPLIED, NOTHING, PARTLY, Asked
 from compiler.report.numbers import count
+from compiler.report.stages import stage_rows, stage_table
 from runtime.instructions import format_stream
 from runtime.program import Program
 
@@ -65,6 +66,8 @@ def print_compilation(console: Console, compilation: Compilation, folder: Any = 
     """The summary that ends every compile."""
     program = compilation.program
     console.print(asked_table(compilation.asked))
+    if stages := list(stage_rows(compilation)):
+        console.print(stage_table(stages))
     distinct = sum(kind.name != "prologue" for kind in compilation.linked.kinds.values())
     trained = sum(math.prod(p.shape) for p in program.parameters if p.trained)
     total = sum(math.prod(p.shape) for p in program.parameters)
@@ -90,6 +93,7 @@ def compilation_json(compilation: Compilation, folder: Any = None) -> dict[str, 
         "distinct_segments": len(compilation.linked.kinds),
         "instructions": len(program.streams[0]),
         "reduced_bytes": reduced_bytes(program),
+        "stages": [vars(row) for row in stage_rows(compilation)],
         "asked": [vars(item) for item in compilation.asked],
         "warnings": [str(item) for item in compilation.warnings],
         "seconds": compilation.seconds,

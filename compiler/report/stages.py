@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from compiler.dsl.units import show_size
-from compiler.pipeline.split import Assignment
 from compiler.report.numbers import count, duration
-from compiler.schedule.actions import Pipeline
+
+if TYPE_CHECKING:
+    from compiler.driver import Compilation
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,12 @@ class StageRow:
     seconds: float
 
 
-def stage_rows(assignment: Assignment, schedule: Pipeline, sizes: Mapping[str, int]) -> Iterator[StageRow]:
-    """One row for each stage; `sizes` are the elements of the parameters."""
+def stage_rows(c: Compilation) -> Iterator[StageRow]:
+    """One row for each stage; none without a pipeline."""
+    assignment, schedule = c.linked.staging.assignment, c.linked.staging.schedule
+    if assignment is None or schedule is None:
+        return
+    sizes = {spec.name: math.prod(spec.shape) for spec in c.program.parameters}
     for k, stage in enumerate(assignment.stages):
         run = stage.run
         yield StageRow(
