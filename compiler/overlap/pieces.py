@@ -23,13 +23,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from compiler.analysis.cost import IN_PIECES, communicates, node_flops
+from compiler.analysis.cost import IN_PIECES, communicates
 from compiler.autodiff.partition import VIEWS, live
 from compiler.ir.graph import Node, Value
 from compiler.overlap.behind import STARTS
 from runtime.cuts import Cut, parse_cuts
 
 PIECES = 4
+ROWS = ("planc.all_gather", "planc.reduce_scatter")
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 GATHER, SCATTER, REDUCE = IN_PIECES
 MM, ADDMM, ADD = "aten.mm.default", "aten.addmm.default", "aten.add.Tensor"
@@ -59,20 +60,26 @@ def over(axes: Iterable[str], node: Node) -> bool:
 
 
 class _Code:
-    """Local code, who makes and who uses each value, and the products that hide a collective already."""
+    """Local code, who makes and who uses each value, and the collectives that are under way beside each node."""
 
     def __init__(self, nodes: list[Node], kept: Collection[Value]):
         self.nodes, self.kept = nodes, kept
         self.made = {out: node for node in nodes for out in node.outputs if out is not None}
         self.users: dict[Value, list[Node]] = {}
-        self.hiding: set[Node] = set()
-        under_way = 0
+        self.beside: dict[Node, set[Node]] = {}
+        under_way: dict[Value, Node] = {}
         for node in nodes:
             for value in dict.fromkeys(node.inputs):
                 self.users.setdefault(value, []).append(node)
-            under_way += (node.op in STARTS.values()) - (node.op == "planc.wait")
-            if under_way and node_flops(node):
-                self.hiding.add(node)
+                under_way.pop(value, None)
+            self.beside[node] = set(under_way.values())
+            if node.op in STARTS.values():
+                under_way.update((handle, node) for handle in node.outputs if handle is not None)
+
+    def is_free(self, product: Node, node: Node) -> bool:
+        """Whether a product may go where `node`, a collective, stands: it does not hide as much where it is."""
+        left = self.beside[product] - self.beside[node]
+        return sum(bytes_of(other) for other in left) < bytes_of(node)
 
     def only_for(self, value: Value, user: Node) -> bool:
         """Whether nothing but `user` needs the value."""
@@ -85,7 +92,7 @@ def gathered(code: _Code, node: Node) -> list[Node]:
     assert whole is not None
     at = code.nodes.index(node)
     later = set(code.nodes[at:])
-    if not by_rows(cut, whole) or most_pieces(x.shape) < 2:
+    if not by_rows(node) or most_pieces(x.shape) < 2:
         return code.nodes
     all_rows = [whole]
     for user in code.users.get(whole, ()):
@@ -95,7 +102,7 @@ def gathered(code: _Code, node: Node) -> list[Node]:
     for rows in all_rows:
         for product in code.users.get(rows, ()):
             views = views_of(code, product.inputs, rows, later)
-            if multiplies(product, rows) and product not in code.hiding and views is not None:
+            if multiplies(product, rows) and code.is_free(product, node) and views is not None:
                 products.append(product)
                 early.update(views)
     if not products:
@@ -135,8 +142,8 @@ def scattered(code: _Code, node: Node) -> list[Node]:
     (out,), (whole, cut, *rest) = node.outputs, node.args
     assert out is not None
     zeros = bool(rest and rest[0])
-    found = product_in(code, whole) if code.only_for(whole, node) else None
-    if found is None or not by_rows(cut, whole) or most_pieces(out.shape) < 2:
+    found = product_in(code, whole, node) if code.only_for(whole, node) else None
+    if found is None or not by_rows(node) or most_pieces(out.shape) < 2:
         return code.nodes
     x, factor, *addends = found
     if zeros and any(len(addend.shape) == 1 for addend in addends):
@@ -150,7 +157,7 @@ def reduced(code: _Code, node: Node) -> list[Node]:
     """An all-reduce with the product that it sums. The sum on this rank may have other users."""
     (out,), (whole, axes, op) = node.outputs, node.args
     assert out is not None
-    found = product_in(code, whole) if op == "sum" else None
+    found = product_in(code, whole, node) if op == "sum" else None
     if found is None or math.prod(out.shape[:-1]) < 2:
         return code.nodes
     x, factor, *addends = found
@@ -160,13 +167,13 @@ def reduced(code: _Code, node: Node) -> list[Node]:
     return [new if other is place else other for other in code.nodes if other is not node]
 
 
-def product_in(code: _Code, value: Value) -> tuple[Value, ...] | None:
+def product_in(code: _Code, value: Value, reduction: Node) -> tuple[Value, ...] | None:
     """(x, factor, *addends), if the value is `x @ factor` plus addends and nothing else needs what it is made from."""
     node = code.made.get(value)
-    if node is None or node in code.hiding or node.kwargs:
+    if node is None or node.kwargs or not code.is_free(node, reduction):
         return None
     if node.op in RESHAPES and node.args[0].shape[-1:] == value.shape[-1:]:
-        return product_in(code, node.args[0]) if code.only_for(node.args[0], node) else None
+        return product_in(code, node.args[0], reduction) if code.only_for(node.args[0], node) else None
     if node.op == MM:
         return node.args
     if node.op == ADDMM and node.args[0].shape in (value.shape, value.shape[-1:]):
@@ -174,15 +181,22 @@ def product_in(code: _Code, value: Value) -> tuple[Value, ...] | None:
     alike = (value.shape, value.dtype)
     if node.op == ADD and all(isinstance(item, Value) and (item.shape, item.dtype) == alike for item in node.args):
         for term, other in (node.args[::-1], node.args):
-            found = product_in(code, term) if term is not other and code.only_for(term, node) else None
+            found = product_in(code, term, reduction) if term is not other and code.only_for(term, node) else None
             if found is not None:
                 return (*found, other)
     return None
 
 
-def by_rows(cut: str, whole: Value) -> bool:
-    """Whether a cut divides the rows of [..., rows, columns] into contiguous parts."""
-    (c,) = parse_cuts(cut)
+def bytes_of(node: Node) -> int:
+    """Bytes of the whole value of a collective."""
+    collective = communicates(node)
+    return collective[2] if collective is not None else 0
+
+
+def by_rows(node: Node) -> bool:
+    """Whether a gather or a reduce-scatter is of the rows of [..., rows, columns], in contiguous parts."""
+    (c,) = parse_cuts(node.args[1])
+    whole = node.outputs[0] if node.op.endswith("all_gather") else node.args[0]
     return c == Cut(len(whole.shape) - 2, c.axes, 1, c.count, 1)
 
 

@@ -16,7 +16,7 @@ from compiler.dsl.strings import Link
 from compiler.ir.graph import Node, Value
 from compiler.layout.placement import Mesh
 from compiler.overlap.behind import STARTS, behind
-from compiler.overlap.pieces import in_pieces, over
+from compiler.overlap.pieces import ROWS, by_rows, in_pieces, over
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,16 @@ class Overlap:
 
 
 def hidden(code: SegmentCode, axes: Iterable[str]) -> Counter[str]:
-    """How many collectives over `axes` run "in pieces", "behind" other work, or "exposed"."""
+    """How many collectives over `axes` run "in pieces", "behind" other work, or are exposed: "alone", beside no product, or
+    "apart", with parts that are not contiguous rows."""
     found: Counter[str] = Counter()
     for node in (*code.forward, *code.backward):
-        if over(axes, node):
-            found["in pieces" if node.op in IN_PIECES else "behind" if node.op in STARTS.values() else "exposed"] += 1
+        if not over(axes, node):
+            continue
+        if node.op in IN_PIECES:
+            found["in pieces"] += 1
+        elif node.op in STARTS.values():
+            found["behind"] += 1
+        else:
+            found["alone" if node.op not in ROWS or by_rows(node) else "apart"] += 1
     return found

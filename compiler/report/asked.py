@@ -175,13 +175,14 @@ def _overlap(c: Compilation, axes: Sequence[str]) -> Asked:
     total: Counter[str] = Counter()
     for kind in c.linked.kinds.values():
         total.update({how: count * len(kind.calls) for how, count in hidden(kind.code, axes).items()})
+    exposed = {"beside no product": total["alone"], "whose parts are not contiguous rows": total["apart"]}
     outcome = PARTLY if total["in pieces"] else REFUSED
-    outcome = NOTHING if not total else outcome if total["exposed"] else APPLIED
+    outcome = NOTHING if not total else outcome if any(exposed.values()) else APPLIED
     parts = [
         f"{total['in pieces']} of {many(total.total(), 'collective')} in pieces",
         f"{total['behind']} behind other work",
+        *(f"{count} {why}" for why, count in exposed.items() if count),
     ]
-    parts += [f"{total['exposed']} beside no product"] if total["exposed"] else []
     return Asked("overlap = on", outcome, ", ".join(parts))
 
 
