@@ -115,7 +115,7 @@ class RankContext:
         label = f"{self.where}: gather_matmul over {c.axes}"
         rows = x.reshape(-1, *x.shape[-2:])
         whole, products = decomposition.gather_matmul(
-            self.transport, self.group(c.axes), rows, c.count, terms, keep, pieces, label
+            self.transport, self.group(c.axes), rows, replace(c, dim=1), terms, keep, pieces, label
         )
         return None if whole is None else whole.view(*x.shape[:-2], *whole.shape[-2:]), *products
 
@@ -128,7 +128,7 @@ class RankContext:
         label = f"{self.where}: matmul_scatter over {c.axes}"
         x, *addends = (t if t.dim() == 1 else t.reshape(-1, c.count, t.shape[-1]) for t in (x, *addends))
         out = decomposition.matmul_scatter(
-            self.transport, self.group(c.axes), x, factor, addends, zeros, pieces, label
+            self.transport, self.group(c.axes), x, replace(c, dim=1), factor, addends, zeros, pieces, label
         )  # fmt: skip
         return out.view(*lead, *out.shape[-2:])
 

@@ -10,23 +10,23 @@ parts are padded as everywhere, and the padding is multiplied too.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from runtime.cuts import Cut, join_parts, split_parts
 from runtime.transport import Transport
 from runtime.transport.base import Group
 
 
 def gather_matmul(
-    transport: Transport, group: Group, x: Tensor, count: int, terms: Sequence[tuple[Tensor, ...]], keep: bool,
+    transport: Transport, group: Group, x: Tensor, cut: Cut, terms: Sequence[tuple[Tensor, ...]], keep: bool,
     pieces: int, label: str,
 ) -> tuple[Tensor | None, list[Tensor]]:  # fmt: skip
-    """x [B, L, k] → the whole [B, count, k] (None unless `keep`), and for each (factor [k, n], bias [n] if any) the product
-    [B*count, n].
+    """x [B, L, k], a part under `cut` → the whole [B, count, k] (None unless `keep`), and for each (factor [k, n], bias [n]
+    if any) the product [B*count, n].
 
     All pieces are under way from the beginning; each is multiplied when it has come.
     """
@@ -45,22 +45,22 @@ def gather_matmul(
         piece = _swapped(parts).contiguous() if whole is None else _piece(whole, span).copy_(_swapped(parts))
         for (factor, *bias), product in zip(terms, products):
             multiply(piece, factor, bias, _piece(product, span))
-    rows = [None if t is None else t.view(lead, ways * length, -1)[:, :count].contiguous() for t in (whole, *products)]
+    rows = [None if t is None else join_parts(_swapped(t), cut) for t in (whole, *products)]
     return rows[0], [t.flatten(0, 1) for t in rows[1:] if t is not None]
 
 
 def matmul_scatter(
-    transport: Transport, group: Group, x: Tensor, factor: Tensor, addends: Sequence[Tensor], zeros: bool, pieces: int,
-    label: str,
+    transport: Transport, group: Group, x: Tensor, cut: Cut, factor: Tensor, addends: Sequence[Tensor], zeros: bool,
+    pieces: int, label: str,
 ) -> Tensor:  # fmt: skip
     """x [B, count, k] times the factor [k, n], plus addends ([n] or [B, count, n]), summed over the group: this rank's
-    part [B, L, n].
+    part [B, L, n] under `cut`.
 
     Padding repeats the last row, or is zero (`zeros`; then no addend is a row). Each piece is under way as soon as it is
     multiplied.
     """
     lead, ways, (_, width) = x.shape[0], len(group), factor.shape
-    x, *addends = (_parted(item, ways, zeros) if item.dim() == 3 else item for item in (x, *addends))
+    x, *addends = (_parted(item, cut, ways, zeros) if item.dim() == 3 else item for item in (x, *addends))
     out = x.new_empty(lead, x.shape[2], width)
     under_way = []
     for k, span in enumerate(spans(out.shape[_cut_dim(lead)], pieces)):
@@ -133,11 +133,8 @@ def _swapped(x: Tensor) -> Tensor:
     return x.transpose(0, 1)
 
 
-def _parted(x: Tensor, ways: int, zeros: bool) -> Tensor:
+def _parted(x: Tensor, cut: Cut, ways: int, zeros: bool) -> Tensor:
     """[B, count, width] → [B, ways, L, width], with padding."""
-    length = math.ceil(x.shape[1] / ways)
-    missing = length * ways - x.shape[1]
-    if missing:
-        last = x[:, -1:]
-        x = torch.cat([x, (torch.zeros_like(last) if zeros else last).expand(-1, missing, -1)], 1)
-    return x.unflatten(1, (ways, length))
+    if cut.count % ways == 0 and not cut.order:
+        return x.unflatten(1, (ways, -1))
+    return _swapped(split_parts(x, cut, ways, zeros)).contiguous()

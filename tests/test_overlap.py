@@ -66,6 +66,24 @@ def test_over_sub_axes() -> None:
     assert verdict.worst.error <= TOLERANCE, str(verdict.worst)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "more"),
+    [
+        ("pp=2 tp=2", "pipeline over pp { schedule = zb_h1, microbatches = 2 }"),
+        ("cp=2 tp=2", "context over cp { attention = ring }"),
+        ("dp=2 tp=2", "zero over dp { stage = 3, bucket = 4kB }"),
+    ],
+    ids=["pipeline", "context", "zero"],
+)
+def test_with_other_strategies(mesh: str, more: str) -> None:
+    """Split backwards, parts in zigzag order, gathered parameters."""
+    written = loads(plan("llama-tiny", mesh, True, policy=f"{more}\n"), "overlap.plan")
+    row = next(item for item in compile(written).asked if item.request == "overlap = on")
+    assert row.detail == "13 of 20 collectives in pieces, 5 behind other work, 2 beside no product"
+    verdict = verify(written, steps=2)
+    assert verdict.worst.error <= TOLERANCE, str(verdict.worst)
+
+
 def test_one_row_and_micro_batches() -> None:
     """Pieces of the sequence where a micro-batch has one row, and uneven rows."""
     written = text("llama-odd-tiny", "dp=2 tp=2", parts=2, sequence=True, batch=3).replace("style = manual", OVERLAP)

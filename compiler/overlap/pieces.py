@@ -27,7 +27,7 @@ from compiler.analysis.cost import IN_PIECES, communicates
 from compiler.autodiff.partition import VIEWS, live
 from compiler.ir.graph import Node, Value
 from compiler.overlap.behind import STARTS
-from runtime.cuts import Cut, parse_cuts
+from runtime.cuts import parse_cuts
 
 PIECES = 4
 ROWS = ("planc.all_gather", "planc.reduce_scatter")
@@ -170,7 +170,7 @@ def reduced(code: _Code, node: Node) -> list[Node]:
 def product_in(code: _Code, value: Value, reduction: Node) -> tuple[Value, ...] | None:
     """(x, factor, *addends), if the value is `x @ factor` plus addends and nothing else needs what it is made from."""
     node = code.made.get(value)
-    if node is None or node.kwargs or not code.is_free(node, reduction):
+    if node is None or node.kwargs or (node.op in (MM, ADDMM) and not code.is_free(node, reduction)):
         return None
     if node.op in RESHAPES and node.args[0].shape[-1:] == value.shape[-1:]:
         return product_in(code, node.args[0], reduction) if code.only_for(node.args[0], node) else None
@@ -194,10 +194,10 @@ def bytes_of(node: Node) -> int:
 
 
 def by_rows(node: Node) -> bool:
-    """Whether a gather or a reduce-scatter is of the rows of [..., rows, columns], in contiguous parts."""
+    """Whether a gather or a reduce-scatter is of the rows of [..., rows, columns]."""
     (c,) = parse_cuts(node.args[1])
     whole = node.outputs[0] if node.op.endswith("all_gather") else node.args[0]
-    return c == Cut(len(whole.shape) - 2, c.axes, 1, c.count, 1)
+    return (c.dim, c.outer, c.unit) == (len(whole.shape) - 2, 1, 1)
 
 
 def most_pieces(shape: Sequence[int]) -> int:

@@ -60,7 +60,7 @@ class Overlap:
 
 def hidden(code: SegmentCode, axes: Iterable[str]) -> Counter[str]:
     """How many collectives over `axes` run "in pieces", "behind" other work, or are exposed: "alone", beside no product, or
-    "apart", with parts that are not contiguous rows."""
+    "apart", cut in another dimension than that of the rows."""
     found: Counter[str] = Counter()
     for node in (*code.forward, *code.backward):
         if not over(axes, node):

@@ -175,7 +175,7 @@ def _overlap(c: Compilation, axes: Sequence[str]) -> Asked:
     total: Counter[str] = Counter()
     for kind in c.linked.kinds.values():
         total.update({how: count * len(kind.calls) for how, count in hidden(kind.code, axes).items()})
-    exposed = {"beside no product": total["alone"], "whose parts are not contiguous rows": total["apart"]}
+    exposed = {"beside no product": total["alone"], "not cut by rows": total["apart"]}
     outcome = PARTLY if total["in pieces"] else REFUSED
     outcome = NOTHING if not total else outcome if any(exposed.values()) else APPLIED
     parts = [

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
+from runtime.cuts import Cut, split_parts
 from runtime.decomposition import gather_matmul, matmul_reduce, matmul_scatter, spans
 from runtime.transport import InProcessTransport, run_ranks
 
 SHAPES = [(1, 8), (1, 7), (3, 8), (4, 7), (2, 1)]  # (B, rows)
 WAYS = [2, 3]
+ORDERS = ["", "zigzag"]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def padded(x: Tensor, ways: int, zeros: bool = False) -> Tensor:
-    """[B, count, k] → [ways, B, L, k]."""
-    length = math.ceil(x.shape[1] / ways)
-    for _ in range(length * ways - x.shape[1]):
-        x = torch.cat([x, torch.zeros_like(x[:, :1]) if zeros else x[:, -1:]], 1)
-    return torch.stack(x.split(length, 1))
 
 
 def test_spans_cover_everything_once() -> None:
@@ -37,15 +29,17 @@ def test_spans_cover_everything_once() -> None:
 
 @pytest.mark.parametrize("ways", WAYS)
 @pytest.mark.parametrize(("lead", "count"), SHAPES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("keep", [False, True])
-def test_gather_matmul(ways: int, lead: int, count: int, keep: bool) -> None:
+def test_gather_matmul(ways: int, lead: int, count: int, keep: bool, order: str) -> None:
     whole, a, b, bias = normal(lead, count, 5), normal(5, 4, seed=1), normal(3, 5, seed=2).t(), normal(3, seed=3)
-    parts = padded(whole, ways)
+    cut = Cut(1, ("tp",), 1, count, 1, order)
+    parts = split_parts(whole, cut, ways)
     group = tuple(range(ways))
 
     def rank(transport: InProcessTransport) -> tuple[Tensor | None, list[Tensor]]:
         x = parts[transport.rank]
-        return gather_matmul(transport, group, x, count, ((a,), (b, bias)), keep, 3, "test")
+        return gather_matmul(transport, group, x, cut, ((a,), (b, bias)), keep, 3, "test")
 
     for found, (first, second) in run_ranks(ways, rank):
         assert (found is not None) == keep and (found is None or torch.equal(found, whole))
@@ -56,17 +50,19 @@ def test_gather_matmul(ways: int, lead: int, count: int, keep: bool) -> None:
 
 @pytest.mark.parametrize("ways", WAYS)
 @pytest.mark.parametrize(("lead", "count"), SHAPES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_matmul_scatter(ways: int, lead: int, count: int, zeros: bool) -> None:
+def test_matmul_scatter(ways: int, lead: int, count: int, zeros: bool, order: str) -> None:
     xs, factor = [normal(lead, count, 5, seed=k) for k in range(ways)], normal(4, 5, seed=9).t()
     rests = [(normal(lead, count, 4, seed=5 + k), *(() if zeros else (normal(4, seed=7),))) for k in range(ways)]
-    group = tuple(range(ways))
+    group, cut = tuple(range(ways)), Cut(1, ("tp",), 1, count, 1, order)
 
     def rank(transport: InProcessTransport) -> Tensor:
-        return matmul_scatter(transport, group, xs[transport.rank], factor, rests[transport.rank], zeros, 3, "test")
+        k = transport.rank
+        return matmul_scatter(transport, group, xs[k], cut, factor, rests[k], zeros, 3, "test")
 
     total = sum(x @ factor + sum(rest) for x, rest in zip(xs, rests))
-    for found, expected in zip(run_ranks(ways, rank), padded(total, ways, zeros)):
+    for found, expected in zip(run_ranks(ways, rank), split_parts(total, cut, ways, zeros)):
         torch.testing.assert_close(found, expected)
 
 
