@@ -3,12 +3,13 @@
 A slot goes from the stage that makes it straight to each stage that reads it, however far apart they are; the gradient
 that a reader has for it goes straight back. A send starts behind the work that makes what is sent, a receive is posted
 `AHEAD` pieces of work before it is needed. Between two stages the receives are posted in the order of the sends, as the
-messages of a channel arrive in order; a receive is posted earlier where that order asks for it.
+messages of a channel arrive in order; a receive is posted earlier where that order asks for it. A send is waited for
+where its message has arrived for certain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from compiler.schedule.work import Timeline, Work
@@ -38,14 +39,13 @@ class Sent:
         return Instruction("recv", (self.slot,), self.micro, self.source)
 
 
-def place_messages(timelines: Sequence[Timeline], in_flight: int | None) -> list[Sent]:
-    """Put sends, receives and their waits into the timelines, one for each stage. `in_flight`: sends of a channel that
-    may be under way at once (None: any number); the rest is waited for at the end."""
+def place_messages(timelines: Sequence[Timeline]) -> list[Sent]:
+    """Put sends, receives and their waits into the timelines, one for each stage."""
     found = sorted(messages([timeline.work for timeline in timelines]), key=lambda message: message.made)
     channels: dict[tuple[int, int], list[Sent]] = {}
     for message in found:
         channels.setdefault((message.source, message.target), []).append(message)
-    for (source, target), sent in channels.items():
+    for (_, target), sent in channels.items():
         posted = None
         for message in reversed(sent):
             own = max(0, message.needed - AHEAD)
@@ -53,15 +53,18 @@ def place_messages(timelines: Sequence[Timeline], in_flight: int | None) -> list
             timelines[target].before[posted].insert(0, message.receive)
     for message in found:
         timelines[message.target].before[message.needed].append(wait_for(message.receive))
-    for (source, _), sent in channels.items():
-        after = timelines[source].after
-        for k, message in enumerate(sent):
-            if in_flight is not None and k >= in_flight:
-                after[message.made].append(wait_for(sent[k - in_flight].send))
-            after[message.made].append(message.send)
-        rest = sent if in_flight is None else sent[-in_flight:]
-        after[-1] += [wait_for(message.send) for message in rest]
+        timelines[message.source].after[message.made].append(message.send)
+    for message in found:
+        place = arrival(message, channels.get((message.target, message.source), ()))
+        timeline = timelines[message.source]
+        (timeline.after[-1] if place is None else timeline.before[place]).append(wait_for(message.send))
     return found
+
+
+def arrival(message: Sent, answers: Iterable[Sent]) -> int | None:
+    """The work of the source by which a message must have arrived: the first that needs something which the target made
+    after it had received the message. To wait for the send there gives its memory back and takes no time."""
+    return min((other.needed for other in answers if other.made >= message.needed), default=None)
 
 
 def messages(stages: Sequence[Sequence[Work]]) -> Iterator[Sent]:

@@ -41,11 +41,11 @@ def one_after_the_other(calls: Sequence[CallInfo], microbatches: int) -> list[Wo
 
 
 def streams(
-    work: Sequence[Sequence[Work]], requests: Sequence[StreamRequest], in_flight: int | None = None
+    work: Sequence[Sequence[Work]], requests: Sequence[StreamRequest]
 ) -> tuple[tuple[Instruction, ...], ...]:
-    """The instructions of one step on each pipeline stage. `in_flight`: see `messages`."""
+    """The instructions of one step on each pipeline stage."""
     timelines = [Timeline(own) for own in work]
-    place_messages(timelines, in_flight)
+    place_messages(timelines)
     return tuple(stream(timeline, request) for timeline, request in zip(timelines, requests, strict=True))
 
 
