@@ -41,6 +41,12 @@ def interrupted(outcome: Outcome, found: Found) -> list[str]:
 def not_finite(program: Program, outcome: Outcome) -> str:
     """Why a run gave up, and what may help."""
     clip = "" if program.clip else ", or add `clip grad_norm = 1.0`"
+    if math.isfinite(outcome.losses[-1]):
+        return (
+            f"stopped after step {outcome.steps}: gradients overflowed for {PATIENCE} steps in a row, at loss scales below "
+            f"1. Something in the backward is not finite whatever the scale: look for it with `planc verify`, or compute "
+            f"in bf16 (precision {{ compute = bf16 }})."
+        )
     return (
         f"stopped after step {outcome.steps}: the loss was not finite ({outcome.losses[-1]}) for {PATIENCE} steps in a "
         f"row. Try a smaller learning rate or a longer warmup (optimizer {{ lr, warmup }}){clip}."

@@ -190,8 +190,8 @@ class Run:
             losses.append(result.loss)
             if reporter is not None:
                 reporter.report(step, batch, result, ended - started)
-            bad = 0 if math.isfinite(result.loss) else bad + 1
-            if bad == 1 and reporter is not None:
+            bad = 0 if sound(result) else bad + 1
+            if bad == 1 and not math.isfinite(result.loss) and reporter is not None:
                 reporter.progress.message(f"warning: step {step + 1}: the loss is {result.loss}")
             if bad == PATIENCE:
                 return Outcome(1, session.steps, tuple(losses), saved)
@@ -255,6 +255,11 @@ class Reporter:
         )
         if result.skipped:
             self.progress.message(f"step {step + 1} left out: gradients overflowed at loss scale {result.loss_scale:g}")
+
+
+def sound(result: StepResult) -> bool:
+    """Whether a step is worth going on from: its loss is finite, and its gradients are at some loss scale."""
+    return math.isfinite(result.loss) and not (result.skipped and (result.loss_scale or 1.0) < 1.0)
 
 
 def scaling(result: StepResult) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +27,12 @@ from compiler.precision import Autocast
 from runtime.checkpoint import export_safetensors
 from runtime.executor import StepResult
 from runtime.instructions import Instruction
+from runtime.log import read_log
 from runtime.program import Program, load
 from runtime.session import Session
 from runtime.simulate import simulate
+from runtime.train import train
+from runtime.transport import LocalTransport
 from runtime.transport.launch import launch
 from tests.zoo import ZooModel, get, loss_of, plan_text
 
@@ -144,6 +149,31 @@ def test_to_the_bit(build_dir: Path, compute: str, reduce: str, ranks: int, part
                 assert torch.equal(found["gradients"][name], gradients[name]), name
                 assert torch.equal(found["parameters"][name], master), name
                 assert torch.equal(found["read"][name], master.to(SHORT[compute])), name
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_masters_cut_by_zero(build_dir: Path, stage: int) -> None:
+    """Shards of masters are updated, shards of rounded copies gathered: the same numbers as whole ones, but for the
+    order in which micro-batches and ranks are summed."""
+    found = []
+    for zero in ("", f"zero over dp {{ stage = {stage}, persist_below = 0 }}"):
+        program = program_of(build_dir, NET, LOWER["bf16"], ADAMW, zero, mesh="dp=2", microbatches=2)
+        found.append(steps(program, [batch_of(ROWS, k) for k in range(3)], shards)[1])
+    assert {bucket.zero for bucket in program.buckets} == {stage}
+    for whole, cut in zip(*found, strict=True):
+        for name, master in whole["parameters"].items():
+            assert cut["parameters"][name].dtype == cut["gradients"][name].dtype == torch.float32
+            torch.testing.assert_close(cut["gradients"][name], whole["gradients"][name], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(cut["parameters"][name], master, rtol=1e-5, atol=1e-5)
+        assert cut["dtypes"] == {(torch.bfloat16, torch.float32)}
+
+
+def shards(session: Session, result: StepResult) -> dict[str, Any]:
+    """Whole masters and gradients, and the dtypes of what the rank holds."""
+    dtypes = {(store.shard.dtype, store.truth.dtype) for store in session.state.stores.values()}
+    copies = {kind: {n: t.clone() for n, t in found.items()} for kind, found in
+              (("gradients", session.gradients()), ("parameters", session.parameters()))}  # fmt: skip
+    return {"dtypes": dtypes, **copies}
 
 
 def test_sums_in_the_dtype_of_the_products_are_rounded_once(build_dir: Path) -> None:
@@ -435,3 +465,45 @@ def test_bytes_of_the_model_states(build_dir: Path) -> None:
         return tuple(sum(t.nbytes for t in tensors if t is not None) for tensors in kinds)
 
     assert simulate(program, held) == [(2 * psi, 4 * psi, 12 * psi)]
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+class Broken(nn.Module):
+    """A finite loss, and a gradient that is nan whatever the scale: the square root's at zero, times zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.layer(x).squeeze(-1).float() * 0).abs().sqrt().sum()
+
+
+def trained(folder: Path, factory: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[dict[str, Any]]]:
+    """The status of a run in float16, and its log."""
+    monkeypatch.chdir(folder)
+    run = 'train { data = "synthetic", steps = 40, directory = "run" }'
+    precision = "compute = fp16, reduce = fp32, loss_scale = dynamic"
+    entry = dataclasses.replace(NET, factory=f"tests.test_precision:{factory}")
+    program_of(folder, entry, precision, SGD, f"clip grad_norm = 1.0\n{run}", mesh="dp=1")
+    return train(folder / "program", transport=LocalTransport()), read_log(folder / "run/log.jsonl")
+
+
+def test_the_log_has_scale_and_norms(build_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    status, log = trained(build_dir, "Net", monkeypatch)
+    assert status == 0 and len(log) == 40
+    assert log[0]["loss_scale"] == 65536.0 and not log[-1]["skipped"]
+    for one, following in itertools.pairwise(log):
+        assert following["loss_scale"] == one["loss_scale"] * (0.5 if one["skipped"] else 1.0)
+    assert log[-1]["grad_norms"].keys() == {"first", "second"}
+
+
+def test_a_run_whose_gradients_are_never_finite_ends(build_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    status, log = trained(build_dir, "Broken", monkeypatch)
+    assert status == 1 and len(log) == 17 + 3  # 65536 is halved to 1/2 in 17 steps
+    assert all(record["skipped"] for record in log) and log[-1]["loss_scale"] == 2**-3
+    out = capsys.readouterr().out
+    assert "step 1 left out: gradients overflowed at loss scale 65536" in out
+    assert "gradients overflowed for 3 steps in a row, at loss scales below 1" in out
