@@ -35,6 +35,7 @@ from compiler.segments.split import units
 from compiler.support import check_rows, check_supported, explain_lowering, explain_time_mixing
 from compiler.tensor.sequence import sequence_layouts
 from compiler.tensor.styles import tensor_styles
+from compiler.zero import hybrid_parts
 from runtime.context import TIME
 from runtime.program import Program
 
@@ -126,7 +127,7 @@ def plan_mesh(plan: Plan) -> Mesh:
     axes = [(axis.name, axis.size) for axis in plan.mesh if axis.size > 1]
     if plan.microbatches > 1 or is_ragged(plan):
         axes.append((TIME, plan.microbatches))
-    return Mesh(tuple(axes))
+    return Mesh(tuple(axes)).split(hybrid_parts(plan))
 
 
 def is_ragged(plan: Plan) -> bool:

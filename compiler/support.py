@@ -40,8 +40,6 @@ def _check_zero(plan: Plan, found: Diagnostics) -> None:
         return
     if zero.offload != "none":
         found.error("E201", "`offload` is not supported yet", zero.given["offload"])
-    if zero.hybrid:
-        found.error("E201", "`hybrid` is not supported yet", zero.given["hybrid"])
 
 
 def _check_pipeline(plan: Plan, found: Diagnostics) -> None:
