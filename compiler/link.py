@@ -213,7 +213,8 @@ class _Linker:
                 continue
             axes = self.reduce_axes(value, len(spec.stages) > 1) if spec.trained else ()
             zero = self.zero.stage if shard else 0
-            alike = Alike(spec.dtype, axes, shard, zero, spec.trained, spec.stages, *self.other_dtypes(spec))
+            offload = self.zero.offload if shard else "none"
+            alike = Alike(spec.dtype, axes, shard, zero, spec.trained, spec.stages, *self.other_dtypes(spec), offload)
             members.append(Member(name, shape_of(value, self.mesh), alike, tuple(reversed(calls))))
         return make_buckets(members, self.bucket_size, self.decays)
 

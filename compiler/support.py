@@ -26,20 +26,11 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
     """Warnings; raises PlanError for what is not supported yet. A strategy over axes of one rank changes nothing."""
     found = Diagnostics()
     _check_tensor(plan, found)
-    _check_zero(plan, found)
     _check_pipeline(plan, found)
     if plan.mode == "forward":
         found.error("E201", "`mode = forward` is not supported yet")
     found.raise_if_errors(plan.sources)
     return found.warnings
-
-
-def _check_zero(plan: Plan, found: Diagnostics) -> None:
-    zero = plan.zero
-    if zero is None or all(plan.axis_size(axis) == 1 for axis in zero.axes):
-        return
-    if zero.offload != "none":
-        found.error("E201", "`offload` is not supported yet", zero.given["offload"])
 
 
 def _check_pipeline(plan: Plan, found: Diagnostics) -> None:

@@ -20,6 +20,7 @@ class Sharding:
     prefetch: int = 1
     gather_once: bool = False
     scatter: bool = False
+    offload: str = "none"
 
     def of(self, value: Value, trained: bool) -> tuple[str, ...]:
         """The axes over which the parameter's state is cut: those over which it is replicated, its gradient partial.
@@ -74,4 +75,5 @@ def sharding(plan: Plan, mesh: Mesh) -> Sharding:
     if not axes:
         return Sharding()
     scatter = zero.stage >= 2 if zero.accumulate is None else zero.accumulate == "scatter"
-    return Sharding(zero.stage, axes, zero.persist_below, zero.prefetch, zero.gather == "step", scatter)
+    once = zero.gather == "step"
+    return Sharding(zero.stage, axes, zero.persist_below, zero.prefetch, once, scatter, zero.offload)

@@ -23,6 +23,7 @@ from runtime.norms import GradientNorms
 from runtime.optimizer import FlatOptimizer, clip_coefficient
 from runtime.program import Call, Output, Program
 from runtime.state import RankState
+from runtime.store import Store
 from runtime.transport import Work
 
 
@@ -273,8 +274,8 @@ class Executor:
         store = self.state.stores[instruction.target]
         axes = store.bucket.shard
         group, label = self.context.group(axes), self.label(instruction, axes)
-        work = self.context.transport.all_gather(store.open(), store.shard, group, wait=False, label=label)
-        self.start(instruction, work)
+        work = self.context.transport.all_gather(store.open(), store.on_device, group, wait=False, label=label)
+        self.start(instruction, work, store.unstage)
 
     def do_free(self, instruction: Instruction) -> None:
         self.state.stores[instruction.target].close()
@@ -333,6 +334,19 @@ class Executor:
 
         self.start(instruction, work, arrived)
 
+    def do_load(self, instruction: Instruction) -> None:
+        self.start(instruction, self.state.stores[instruction.target].load())
+
+    def do_unload(self, instruction: Instruction) -> None:
+        store = self.state.stores[instruction.target]
+        assert store.host_gradient is not None and store.reduced is not None
+        self.start(instruction, store.transfer.start(store.host_gradient, store.reduced))
+
+    def do_store(self, instruction: Instruction) -> None:
+        store = self.state.stores[instruction.target]
+        assert store.host is not None
+        self.start(instruction, store.transfer.start(store.host, store.on_device), store.unstage)
+
     # -- gradients and the optimizer -----------------------------------------------------------------------------
 
     def gradients(self) -> list[Tensor]:
@@ -359,17 +373,28 @@ class Executor:
         if "grad_norm" in clip:
             self.squares = self.norms()
             self.coefficient = clip_coefficient(self.squares.sum().sqrt(), clip["grad_norm"])
-            if not self.optimizers:  # else the optimizer scales them as it reads them
-                torch._foreach_mul_(gradients, self.coefficient)
+            here = [store.reduced for store in self.state.stores.values() if self.scales_here(store)]
+            if here:
+                torch._foreach_mul_(here, self.coefficient)
+
+    def scales_here(self, store: Store) -> bool:
+        """Whether clipping scales the gradients itself; else the optimizer does as it reads them."""
+        return store.reduced is not None and (not self.optimizers or store.host_gradient is not None)
 
     def do_step(self, instruction: Instruction) -> None:
         if self.skipped:
             return
         store = self.state.stores[instruction.target]
         assert store.reduced is not None
-        gradients = [store.reduced[start:end] for _, start, end, _ in store.decays()]
-        scale = 1.0 if self.coefficient is None else self.coefficient
-        self.optimizers[instruction.target].step(self.lr, gradients, grad_scale=scale)
+        optimizer, reduced = self.optimizers[instruction.target], store.reduced
+        scale = 1.0 if self.coefficient is None or self.scales_here(store) else self.coefficient
+        if store.host_gradient is not None:
+            reduced = store.host_gradient
+        parts = list(store.decays())
+        if store.shard is None and store.host_gradient is None:  # the parameters are here for the step alone
+            for group, (_, start, end, _) in zip(optimizer.groups, parts, strict=True):
+                group.param = store.on_device[start:end]
+        optimizer.step(self.lr, [reduced[start:end] for _, start, end, _ in parts], grad_scale=scale)
 
     # -- buffers and reports -------------------------------------------------------------------------------------
 

@@ -11,6 +11,9 @@
     send     layers.0/x @1 >2    start sending a slot to pipeline stage 2; "d:layers.0/x" is the gradient of a slot
     recv     layers.0/x @1 <0    start receiving it from pipeline stage 0
     drop     layers.0/x @1       nobody reads this slot of micro-batch 1 again
+    load     bucket0             start copying the own part of the parameters from the host (offload)
+    unload   bucket0             start copying the own part of the gradients to the host
+    store    bucket0             start copying the own part of the parameters to the host
     reduce   bucket0 @1          start summing a bucket's gradient over the ranks: all-reduce, or reduce-scatter (ZeRO)
     reduce_across bucket0        start summing the own part over the axes that do not cut it (hybrid sharding)
     wait     reduce bucket0 @1   until what `reduce bucket0 @1` started is done
@@ -30,7 +33,7 @@ from dataclasses import dataclass
 
 OPERATIONS = (
     "prologue", "gather", "free", "begin", "forward", "backward", "backward_input", "backward_weight", "send", "recv",
-    "drop", "reduce", "reduce_across", "wait", "finite", "clip", "step", "update", "report",
+    "drop", "load", "unload", "store", "reduce", "reduce_across", "wait", "finite", "clip", "step", "update", "report",
 )  # fmt: skip
 
 

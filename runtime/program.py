@@ -122,7 +122,8 @@ class Bucket:
     ZeRO cuts the flat buffer, padded to a multiple, over the axes `shard`: with `zero` = 1 the optimizer's state, with 2
     the gradients too, with 3 also the parameters. `dtype` is what the code reads, `reduce` that of the gradients and
     `master` that of the parameters that the optimizer updates; both are `dtype` if empty. A bucket that is not `trained`
-    has parameters alone.
+    has parameters alone. `offload`: what of the own part lives in the host's memory: "optimizer" (its state, and the
+    step is taken there), "params", "all" or "none".
     """
 
     name: str
@@ -137,6 +138,7 @@ class Bucket:
     master: str = ""
     trained: bool = True
     stages: tuple[int, ...] = (0,)
+    offload: str = "none"
 
     @property
     def across(self) -> tuple[str, ...]:

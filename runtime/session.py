@@ -183,6 +183,7 @@ class Session:
         """The whole of what `own` is this rank's part of: itself, or with ZeRO a copy. Collective."""
         if not store.bucket.shard:
             return own
+        own = own.to(self.transport.device)
         whole = own.new_empty(store.padded)
         group = self.context.group(store.bucket.shard)
         self.transport.all_gather(whole, own.contiguous(), group, label=f"gather {store.bucket.name}")
@@ -232,7 +233,9 @@ def make_optimizers(program: Program, state: RankState) -> dict[str, FlatOptimiz
         for group, start, end, decayed in store.decays():
             master = None if store.master is None else store.master[start:end]
             decay = config.weight_decay if decayed else 0.0
-            groups.append(ParamGroup(group, store.shard[start:end], decay, master=master))
+            param = store.host if store.host is not None else store.shard
+            assert param is not None
+            groups.append(ParamGroup(group, param[start:end], decay, master=master))
         found[name] = FlatOptimizer(config, groups)
     return found
 

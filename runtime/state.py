@@ -12,6 +12,7 @@ from runtime.cuts import local_part, parse_cuts
 from runtime.factory import build
 from runtime.program import Bucket, Parameter, Program
 from runtime.store import Pool, Store
+from runtime.transfer import Transfer
 
 
 def initial_state(program: Program, seed: int) -> dict[str, Tensor]:
@@ -37,13 +38,13 @@ class RankState:
     ):  # fmt: skip
         self.program, self.sizes, self.coords, self.device = program, sizes, coords, device
         self.stage = coords.get(program.pipeline, 0)
-        self.pool = Pool(device)
+        self.pool, transfer = Pool(device), Transfer(device)
         self.specs = {p.name: p for p in program.parameters if self.stage in p.stages}
         self.stores: dict[str, Store] = {}
         self.home: dict[str, Store] = {}
         for bucket in self.buckets():
             shapes = {name: self.local_shape(self.specs[name]) for name in bucket.parameters}
-            store = self.stores[bucket.name] = Store(bucket, shapes, sizes, coords, self.pool)
+            store = self.stores[bucket.name] = Store(bucket, shapes, sizes, coords, self.pool, transfer)
             self.home.update(dict.fromkeys(bucket.parameters, store))
         self.alone = {
             spec.name: torch.empty(self.local_shape(spec), dtype=getattr(torch, spec.dtype), device=device)
@@ -78,10 +79,7 @@ class RankState:
             span = store.spans[name]
             start, end = store.inside(span.start, span.end)
             first = store.start + start - span.start
-            own = part.reshape(-1)[first : first + end - start]
-            store.shard[start:end].copy_(own)
-            if store.master is not None:
-                store.master[start:end].copy_(own)
+            store.fill(start, part.reshape(-1)[first : first + end - start])
             if store.whole is not None:
                 store.view(store.whole, name).copy_(part)
         for name, buffer in self.buffers.items():

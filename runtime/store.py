@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from runtime.program import Bucket
+from runtime.transfer import Transfer
+from runtime.transport import Work
 
 
 class Pool:
@@ -53,9 +55,9 @@ class Store:
 
     def __init__(
         self, bucket: Bucket, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int],
-        coords: Mapping[str, int], pool: Pool,
+        coords: Mapping[str, int], pool: Pool, transfer: Transfer,
     ):  # fmt: skip
-        self.bucket, self.pool = bucket, pool
+        self.bucket, self.pool, self.transfer = bucket, pool, transfer
         self.dtype = getattr(torch, bucket.dtype)
         self.gradient_dtype = getattr(torch, bucket.reduce or bucket.dtype)
         self.spans: dict[str, Span] = {}
@@ -70,16 +72,26 @@ class Store:
         self.start, self.padded = index * self.length, self.length * ways
         # Zeros, so that padding never holds anything else.
         self.whole: Tensor | None = None
+        steps_on_host = bucket.trained and bucket.offload in ("optimizer", "all")
+        self.shard: Tensor | None = None
+        self.host: Tensor | None = None
         if bucket.zero < 3:
             self.whole = torch.zeros(self.padded, dtype=self.dtype, device=pool.device)
             self.shard = self.own(self.whole)
-        else:
+        elif bucket.offload not in ("params", "all"):
             self.shard = torch.zeros(self.length, dtype=self.dtype, device=pool.device)
+        if self.shard is None or steps_on_host:
+            self.host = transfer.host_zeros(self.length, self.dtype)
         self.master: Tensor | None = None
         if bucket.master and bucket.master != bucket.dtype:
-            self.master = torch.zeros(self.length, dtype=getattr(torch, bucket.master), device=pool.device)
+            dtype = getattr(torch, bucket.master)
+            self.master = (
+                transfer.host_zeros(self.length, dtype) if steps_on_host
+                else torch.zeros(self.length, dtype=dtype, device=pool.device)
+            )  # fmt: skip
         self.gradient: Tensor | None = None
         self.reduced: Tensor | None = None
+        self.host_gradient = transfer.host_zeros(self.length, self.gradient_dtype) if steps_on_host else None
         if bucket.trained:
             if bucket.zero < 2:
                 self.gradient = torch.zeros(self.padded, dtype=self.gradient_dtype, device=pool.device)
@@ -87,6 +99,7 @@ class Store:
             else:
                 self.reduced = torch.zeros(self.length, dtype=self.gradient_dtype, device=pool.device)
         self.arriving: Tensor | None = None
+        self.staged: Tensor | None = None
         self._views: dict[tuple[int, str], Tensor] = {}
 
     def own(self, flat: Tensor) -> Tensor:
@@ -95,8 +108,14 @@ class Store:
 
     @property
     def truth(self) -> Tensor:
-        """The own part of the parameters, as exact as there is."""
-        return self.shard if self.master is None else self.master
+        """The own part of the parameters, as exact as there is; perhaps in the host's memory."""
+        return next(tensor for tensor in (self.master, self.host, self.shard) if tensor is not None)
+
+    def fill(self, start: int, part: Tensor) -> None:
+        """Take values of the own part from `start` on."""
+        for tensor in (self.shard, self.host, self.master):
+            if tensor is not None:
+                tensor[start : start + part.numel()].copy_(part)
 
     def round(self) -> None:
         """The code reads a rounded copy of the master."""
@@ -124,6 +143,33 @@ class Store:
         assert self.whole is not None and self.bucket.zero == 3
         self.pool.give(self.whole)
         self.whole = None
+
+    # -- the host ------------------------------------------------------------------------------------------------
+
+    def on_host(self) -> list[Tensor]:
+        """What lives in the host's memory."""
+        held = [self.host, self.host_gradient, self.master if self.host_gradient is not None else None]
+        return [tensor for tensor in held if tensor is not None]
+
+    def load(self) -> Work:
+        """The own part of the parameters from the host: to its place, or if it has none to a buffer for a while."""
+        assert self.host is not None
+        if self.shard is None:
+            self.staged = self.pool.take(self.length, self.dtype)
+        return self.transfer.start(self.on_device, self.host)
+
+    @property
+    def on_device(self) -> Tensor:
+        """The own part of the parameters on the device."""
+        tensor = self.staged if self.shard is None else self.shard
+        assert tensor is not None, f"{self.bucket.name} is not loaded"
+        return tensor
+
+    def unstage(self) -> None:
+        """What was loaded for a while goes."""
+        if self.staged is not None:
+            self.pool.give(self.staged)
+            self.staged = None
 
     # -- gradients -----------------------------------------------------------------------------------------------
 

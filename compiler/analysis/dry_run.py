@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from compiler.driver import Compilation
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER = "activations", "parameters", "gradients", "optimizer"
-BATCH, BUFFERS, OTHER = "batch", "buffers", "other"
+BATCH, BUFFERS, OTHER, HOST = "batch", "buffers", "other", "host"
 TEMPORARIES, COMMUNICATION = "temporaries", "communication"
 
 KEPT: dict[str, str] = {
     "gather": PARAMETERS,
+    "load": PARAMETERS,
     "begin": GRADIENTS,
     "reduce": GRADIENTS,
     "reduce_across": GRADIENTS,
@@ -129,11 +130,14 @@ def tag_held(tracker: StorageTracker, session: Session) -> None:
     state = session.state
     stores = list(state.stores.values())
     tracker.tag(GRADIENTS, [tensor for s in stores for tensor in (s.gradient, s.reduced) if tensor is not None])
-    tracker.tag(PARAMETERS, [[s.shard for s in stores], [s.whole for s in stores if s.whole is not None], state.alone])
+    tracker.tag(HOST, [tensor for s in stores for tensor in s.on_host()])
+    tracker.tag(PARAMETERS, [tensor for s in stores for tensor in (s.shard, s.whole) if tensor is not None])
+    tracker.tag(PARAMETERS, state.alone)
     tracker.tag(OPTIMIZER, [s.master for s in stores if s.master is not None])
     tracker.tag(BUFFERS, [state.buffers, state.constants])
-    tracker.tag(OPTIMIZER, [vars(optimizer) for optimizer in session.optimizers.values()])
-    tracker.tag(OPTIMIZER, [optimizer.state_tensors() for optimizer in session.optimizers.values()])
+    for name, optimizer in session.optimizers.items():
+        category = HOST if state.stores[name].host_gradient is not None else OPTIMIZER
+        tracker.tag(category, [vars(optimizer), optimizer.state_tensors()])
     tracker.tag(PARAMETERS, [list(module.parameters()) for module in session.context.opaque_modules.values()])
     tracker.tag(OTHER)
 

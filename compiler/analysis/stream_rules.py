@@ -52,8 +52,10 @@ class Fault:
 @dataclass
 class _BucketState:
     """A bucket on this stage. `whole`: "", "coming" or "here"; `gradient`: whether its whole gradients take sums;
-    `touched`: parameters that have one since; `reducing`: the reduction under way; `reduced`: how often; `final`: the
-    optimizer or the norm has read the gradients."""
+    `touched`: parameters that have one since; `reducing`: the reduction under way; `reduced`: how often; `loaded`,
+    `unloaded`: whether the own part of the parameters is on the device, and that of the gradients on the host, of what
+    lives elsewhere; `final`: the optimizer or the norm has read the gradients."""
+
 
     bucket: Bucket
     whole: str
@@ -62,6 +64,8 @@ class _BucketState:
     reducing: bool = False
     reduced: int = 0
     across: str = ""
+    loaded: str = ""
+    unloaded: str = ""
     final: bool = False
     stepped: bool = False
 
@@ -296,7 +300,7 @@ class StageRules:
         if started.op == "recv":
             slot, micro, gradient = self.message(started)
             (self.gradients if gradient else self.slots)[slot, micro] = HERE
-        elif started.op in ("gather", "reduce", "reduce_across"):
+        elif started.op in ("gather", "load", "unload", "store", "reduce", "reduce_across"):
             getattr(self, f"end_{started.op}")(self.buckets[started.target])
 
     # -- buckets -------------------------------------------------------------------------------------------------
@@ -311,11 +315,49 @@ class StageRules:
             self.require(state.bucket.shard, f"{state.bucket.name} is whole on every rank")
             self.require(not state.whole, f"{state.bucket.name} is gathered already")
             self.require(not state.stepped, f"{state.bucket.name} has been stepped: what it gathers is the next step's")
+            if state.bucket.offload in ("params", "all"):
+                self.require(state.loaded == HERE, f"{state.bucket.name} is not loaded from the host")
             state.whole = COMING
             self.start(instruction)
 
     def end_gather(self, state: _BucketState) -> None:
         state.whole = HERE
+        state.loaded = ""
+
+    # -- the host ------------------------------------------------------------------------------------------------
+
+    def do_load(self, instruction: Instruction) -> None:
+        if state := self.bucket(instruction):
+            self.require(state.bucket.offload != "none", f"{state.bucket.name} has nothing on the host")
+            self.require(not state.loaded, f"{state.bucket.name} is loaded already")
+            if state.bucket.offload == "optimizer":
+                self.require(state.stepped, f"{state.bucket.name} has not been stepped: nothing new is on the host")
+            state.loaded = COMING
+            self.start(instruction)
+
+    def end_load(self, state: _BucketState) -> None:
+        state.loaded = HERE
+
+    def do_unload(self, instruction: Instruction) -> None:
+        if state := self.bucket(instruction):
+            self.require(state.bucket.offload in ("optimizer", "all"), f"{state.bucket.name} is stepped on the device")
+            self.require(not state.unloaded, f"the gradients of {state.bucket.name} are on the host already")
+            self.require(not state.outstanding, f"{state.bucket.name}: {state.outstanding}")
+            state.unloaded, state.final = COMING, True
+            self.start(instruction)
+
+    def end_unload(self, state: _BucketState) -> None:
+        state.unloaded = HERE
+
+    def do_store(self, instruction: Instruction) -> None:
+        if state := self.bucket(instruction):
+            self.require(state.bucket.offload == "params", f"{state.bucket.name} is not stored on the host")
+            self.require(state.stepped, f"{state.bucket.name} has not been stepped")
+            self.require(state.loaded == HERE, f"{state.bucket.name} is not loaded")
+            self.start(instruction)
+
+    def end_store(self, state: _BucketState) -> None:
+        state.loaded = ""
 
     def do_free(self, instruction: Instruction) -> None:
         if state := self.bucket(instruction):
@@ -388,6 +430,10 @@ class StageRules:
             self.require(not state.outstanding, f"{state.bucket.name}: {state.outstanding}")
             self.require(self.clipped or not self.program.clip, "comes before the clip")
             self.require(self.unscaled or not self.program.loss_scale, "comes before the loss scale is taken off")
+            if state.bucket.offload in ("optimizer", "all"):
+                self.require(state.unloaded == HERE, f"the gradients of {state.bucket.name} are not on the host")
+            elif state.bucket.offload == "params":
+                self.require(state.loaded == HERE, f"{state.bucket.name} is not loaded from the host")
             state.stepped = state.final = True
 
     def do_update(self, instruction: Instruction) -> None:

@@ -108,6 +108,19 @@ def hybrid_divides(plan: Plan) -> Iterator[Finding]:
 
 
 @rule
+def offloaded_parameters_are_sharded(plan: Plan) -> Iterator[Finding]:
+    """Parameters leave the device only where they are gathered for their use: with stage 3."""
+    zero = plan.zero
+    if zero and zero.offload in ("params", "all") and zero.stage < 3:
+        yield Finding(
+            "E043",
+            f"`offload = {zero.offload}` needs `stage = 3`: with stage {zero.stage} whole parameters stay on the device",
+            at(zero, "offload"),
+            "use `stage = 3`, or `offload = optimizer`",
+        )
+
+
+@rule
 def unused_axes(plan: Plan) -> Iterator[Finding]:
     """Ranks along an axis that nothing uses all do the same work."""
     used = {axis for s in plan.strategies.values() for axis in s.axes}

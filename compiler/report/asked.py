@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compiler.context.report import asked_context
@@ -13,29 +12,14 @@ from compiler.overlap.segment import hidden
 from compiler.pipeline.report import asked_pipeline
 from compiler.precision import Precision
 from compiler.recompute import FIT
+from compiler.report.rows import APPLIED, NOTHING, PARTLY, REFUSED, Asked, many
+from compiler.report.zero import zero_rows
 from compiler.tensor.styles import names
 from runtime.cuts import parse_cuts
 from runtime.program import Bucket
 
 if TYPE_CHECKING:
     from compiler.driver import Compilation
-
-APPLIED, PARTLY, REFUSED, NOTHING = "applied", "partly", "refused", "no effect"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One request: the plan's words, "applied", "partly", "refused" or "no effect", and in how many places or why."""
-
-    request: str
-    outcome: str
-    detail: str
-
-
-def many(count: int, thing: str) -> str:
-    """1 bucket, 2 buckets."""
-    return f"{count} {thing}" + ("s" if count != 1 else "")
-
 
 def asked(compilation: Compilation) -> list[Asked]:
     """Every strategy and option that the plan spells out, in the plan's order."""
@@ -81,6 +65,7 @@ def _data(c: Compilation) -> Iterator[Asked]:
 
 def _others(c: Compilation) -> Iterator[Asked]:
     plan, program = c.plan, c.program
+    yield from zero_rows(c)
     yield from _tensor(c)
     yield from (Asked(*found) for found in asked_context(c))
     yield from (Asked(*found) for found in asked_pipeline(c))

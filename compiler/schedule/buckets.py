@@ -28,6 +28,7 @@ class Alike:
     stages: tuple[int, ...] = (0,)
     reduce: str = ""
     master: str = ""
+    offload: str = "none"
 
 
 @dataclass(frozen=True)
@@ -99,4 +100,5 @@ def _bucket(name: str, members: list[Member], decays: Callable[[str], bool]) -> 
         alike.master,
         alike.trained,
         alike.stages,
+        alike.offload,
     )

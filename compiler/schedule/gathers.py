@@ -7,7 +7,7 @@ changes the shards at the end of each. A gather is started while the `prefetch` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.schedule.work import Timeline
@@ -25,7 +25,7 @@ class Stretch:
     freed: bool
 
 
-def place_gathers(timeline: Timeline, buckets: Iterable[Bucket], prefetch: int, once: bool) -> None:
+def place_gathers(timeline: Timeline, buckets: Sequence[Bucket], prefetch: int, once: bool) -> None:
     """Put the gathers of sharded buckets into the timeline. `once`: what is gathered stays to the end of the step."""
     found = [stretch for bucket in buckets if bucket.shard for stretch in stretches(timeline, bucket, once)]
     while True:
@@ -35,7 +35,11 @@ def place_gathers(timeline: Timeline, buckets: Iterable[Bucket], prefetch: int, 
         if len(merged) == len(found):
             break
         found = merged
+    on_host = {bucket.name for bucket in buckets if bucket.offload in ("params", "all")}
     for stretch, start in zip(found, starts):
+        if stretch.bucket in on_host:
+            load = Instruction("load", (stretch.bucket,))
+            timeline.before[start] += [load, wait_for(load)]
         timeline.before[start].append(Instruction("gather", (stretch.bucket,)))
     for stretch in found:  # behind all gathers that start here
         timeline.before[stretch.first].append(wait_for(Instruction("gather", (stretch.bucket,))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.schedule.gathers import place_gathers
@@ -53,7 +53,8 @@ def stream(timeline: Timeline, request: StreamRequest) -> tuple[Instruction, ...
     """The instructions of one stage, whose timeline has the messages already."""
     drop_slots(timeline, request.kept)
     place_gathers(timeline, request.buckets, request.prefetch, request.gather_once)
-    steps = request.optimizer and not request.clip
+    offloads = any(bucket.offload != "none" for bucket in request.buckets)
+    steps = request.optimizer and not (request.clip or request.finite or offloads)
     under_way = place_reductions(timeline, request.buckets, request.scatter, steps)
     prologue = [Instruction("prologue")] if request.has_prologue else []
     body = timeline.instructions()
@@ -79,16 +80,44 @@ def finish(
                 yield across
                 final[name] = [wait_for(across)]
     together = request.finite or request.clip or not request.optimizer
-    for name in order:
-        yield from final[name]
-        if not together:
-            yield Instruction("step", (name,))
+    if together:
+        for name in order:
+            yield from final[name]
+            final[name] = []
     if request.finite:
         yield Instruction("finite")
     if request.clip:
         yield Instruction("clip")
-    if together and request.optimizer:
-        yield from (Instruction("step", (name,)) for name in order)
+    if request.optimizer:
+        yield from steps_of([trained[name] for name in order], final)
     if request.updates:
         yield Instruction("update")
     yield Instruction("report")
+
+
+def steps_of(order: Sequence[Bucket], final: Mapping[str, Sequence[Instruction]]) -> Iterator[Instruction]:
+    """Each bucket's step, behind what makes its gradient final. What the host steps is copied there and back while it
+    steps others."""
+
+    def each(op: str, *buckets: Bucket) -> list[Instruction]:
+        return [Instruction(op, (bucket.name,)) for bucket in buckets]
+
+    on_host = [bucket for bucket in order if bucket.offload in ("optimizer", "all")]
+    for bucket in on_host:
+        yield from final[bucket.name]
+        yield from each("unload", bucket)
+    back: list[Instruction] = []
+    for bucket in order:
+        if bucket in on_host:
+            yield from map(wait_for, each("unload", bucket))
+        else:
+            yield from final[bucket.name]
+        if bucket.offload == "params":
+            (load,) = each("load", bucket)
+            yield from (load, wait_for(load))
+        yield from each("step", bucket)
+        follows = {"optimizer": "load", "params": "store"}.get(bucket.offload)
+        if follows is not None:
+            back += each(follows, bucket)
+            yield back[-1]
+    yield from map(wait_for, back)
