@@ -62,8 +62,7 @@ class Cost:
 @dataclass(frozen=True)
 class KindCost:
     """Of one call of a kind: its forward, its backward, and the backward's two parts; and in bytes, what the forward
-    saves, each of its results, what the input part keeps for the weight part, what lives only while one of them runs, and
-    parameters."""
+    saves, each of its results, and what lives only while one of them runs."""
 
     forward: Cost
     backward: Cost
@@ -71,9 +70,7 @@ class KindCost:
     weight: Cost
     saved_bytes: int
     result_bytes: tuple[int, ...]
-    kept_bytes: int
     transient_bytes: int
-    parameter_bytes: int
 
 
 def costs(kind: Kind, machine: Machine) -> KindCost:
@@ -86,9 +83,7 @@ def costs(kind: Kind, machine: Machine) -> KindCost:
         cost_of(split.weight.nodes, machine),
         sum(value.nbytes for value in code.saved),
         tuple(value.nbytes for value in code.results),
-        sum(value.nbytes for value in split.kept),
         transient_bytes(code),
-        sum(value.nbytes for value in code.arguments if value.kind == "param"),
     )
 
 
