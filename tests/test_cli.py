@@ -364,7 +364,7 @@ STRATEGIES = {
     "pipeline": "pipeline over pp { microbatches = 1 }",
     "context": "context over cp",
 }
-UNSUPPORTED = {"mode": "mode = forward", "zero": "zero over dp { offload = all }"}
+UNSUPPORTED = {"zero": "zero over dp { offload = all }"}
 
 
 @pytest.mark.parametrize("word", UNSUPPORTED)
