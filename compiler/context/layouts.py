@@ -7,6 +7,7 @@ make a result wrong; what is not cut is computed whole on every rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from compiler.dsl.plan import InputSpec, Plan
@@ -37,6 +38,17 @@ def context_methods(plan: Plan) -> dict[str, str]:
         return dict.fromkeys(axes, kind)
     inner = plan.context.axes[-1]
     return {axis: "ulysses" if axis == inner else "ring" for axis in axes}
+
+
+def ulysses_ways(plan: Plan) -> int:
+    """How many ranks share the heads by all-to-all."""
+    methods = context_methods(plan)
+    return math.prod(plan.axis_size(axis) for axis, method in methods.items() if method == "ulysses")
+
+
+def tensor_ways(plan: Plan) -> int:
+    """How many ranks share the heads already."""
+    return math.prod(plan.axis_size(axis) for axis in (plan.tensor.axes if plan.tensor is not None else ()))
 
 
 def sequence_dim(plan: Plan, spec: InputSpec) -> int | None:

@@ -62,8 +62,13 @@ class Redistributor:
     def append(self, node: Node) -> None:
         self.main.append(node)
 
+    def follow(self, producer: Node | None, node: Node) -> None:
+        """Place a node right behind what it works on (None: an input of the graph)."""
+        self.after.setdefault(producer, []).append(node)
+
     def ordered(self) -> list[Node]:
-        """The nodes, with each communicated value placed right behind its producer, where all its users find it."""
+        """The nodes, with each communicated value placed right behind its producer, where all its users find it; so are
+        parts of what has no gradient (positions, rotary tables, masks), which all layers use alike."""
         order: list[Node] = []
 
         def place(node: Node) -> None:
@@ -71,7 +76,7 @@ class Redistributor:
             for follower in self.after.get(node, ()):
                 place(follower)
 
-        for node in self.main:
+        for node in (*self.after[None], *self.main):
             place(node)
         return order
 
@@ -249,16 +254,17 @@ class Redistributor:
             layout = layout.with_(axis, place)
         key = (value, layout)
         if key not in self.cache:
-            communicates = op not in ("planc.shard", "planc.first")
+            communicates = op not in ("planc.shard", "planc.first") and value.producer is not None
+            shared = communicates or not value.differentiable
             if op in COLLECTIVES and all(self.mesh.size(axis) == 1 for axis in places):
                 op, args = "planc.alias", ()
             producer = value.producer
-            node = Node(op, (value, *args), {}, [], producer.origin if communicates and producer else origin)
+            node = Node(op, (value, *args), {}, [], _home(producer) if shared else origin)
             out = Value(self.fresh(value.name), value.dtype, value.shape, differentiable=value.differentiable)
             out.layout, out.producer = layout, node
             node.outputs = [out]
-            if communicates and producer is not None:
-                self.after.setdefault(producer, []).append(node)
+            if shared:
+                self.follow(producer, node)
             else:
                 self.append(node)
             self.cache[key] = out
@@ -298,11 +304,16 @@ class Redistributor:
             operands.append(self.to(operand, layout, origin))
         queue = iter(operands)
         args, kwargs = map_values((node.args, node.kwargs), lambda _: next(queue))
-        clone = Node(node.op, args, kwargs, [], Origin(origin.module, node.origin.source, node.origin.code))
+        shared = not value.differentiable and not any(operand.differentiable for operand in node.inputs)
+        module = node.origin.module if shared else origin.module
+        clone = Node(node.op, args, kwargs, [], Origin(module, node.origin.source, node.origin.code))
         out = Value(self.fresh(value.name), value.dtype, value.shape, differentiable=value.differentiable)
         out.layout, out.producer = target, clone
         clone.outputs = [out]
-        self.append(clone)
+        if shared:
+            self.follow(node, clone)
+        else:
+            self.append(clone)
         return out
 
     def is_weight(self, value: Value) -> bool:
@@ -340,6 +351,11 @@ class Redistributor:
             self.append(node)
             self.masks[key] = out
         return self.masks[key]
+
+
+def _home(producer: Node | None) -> Origin:
+    """Where a redistribution that all users share belongs."""
+    return producer.origin if producer is not None else Origin()
 
 
 def held_cut(value: Value, shard: Shard, axes: tuple[str, ...], mesh: Mesh) -> tuple[int, int, int, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from compiler.context.heads import ExpandHeads
+from compiler.context.layouts import tensor_ways, ulysses_ways
 from compiler.dsl.plan import Plan
 from compiler.passes.base import Pass
 from compiler.passes.detach_outputs import DetachOutputs
@@ -18,4 +20,5 @@ from compiler.passes.mark_per_sample import MarkPerSample
 def lowering(plan: Plan) -> Sequence[Pass]:
     """Operators that hide a reduction over the batch become ones whose reductions layouts can see."""
     local = tuple(pattern.text for pattern in plan.local_statistics)
-    return (MarkPerSample(plan.per_sample), LowerEmbedding(), LowerBatchNorm(local), LowerLosses(), LowerMean(), LowerIndex(), DetachOutputs())
+    heads = ExpandHeads(ulysses_ways(plan), tensor_ways(plan))
+    return (heads, MarkPerSample(plan.per_sample), LowerEmbedding(), LowerBatchNorm(local), LowerLosses(), LowerMean(), LowerIndex(), DetachOutputs())

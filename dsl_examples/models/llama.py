@@ -17,6 +17,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
+def within_documents(documents: Tensor) -> tuple[Tensor, Tensor]:
+    """(the place of each token in its document, the mask [batch, 1, seq, seq] of what its query sees)."""
+    at = torch.arange(documents.shape[1], device=documents.device)
+    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
+    positions = at - torch.where(begins, at, 0).cummax(-1).values
+    mask = (documents[:, :, None] == documents[:, None, :]) & (at[:, None] >= at)
+    return positions, mask[:, None]
+
+
 class Attention(nn.Module):
     def __init__(self, dim: int, heads: int, kv_heads: int):
         super().__init__()
@@ -27,10 +36,10 @@ class Attention(nn.Module):
         self.wv = nn.Linear(dim, kv_heads * self.head_dim, bias=False)
         self.wo = nn.Linear(heads * self.head_dim, dim, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=self.grouped)
         return self.wo(mixed.transpose(1, 2).flatten(2))
 
 
@@ -53,13 +62,14 @@ class Layer(nn.Module):
         self.mlp_norm = nn.RMSNorm(dim, eps=1e-5)
         self.mlp = SwiGLU(dim, hidden)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attn(self.attn_norm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), cos, sin, mask)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class Llama(nn.Module):
-    """`forward(tokens, labels)` is the mean loss over the labels that are not -100.
+    """`forward(tokens, labels)` is the mean loss over the labels that are not -100. With `documents`, int64[batch, seq],
+    several are packed in a row: attention stays within each, and positions restart.
 
     `hidden` is by default two thirds of `4 * dim`, rounded up to a multiple of 32; `kv_heads` is by default `heads`.
     """
@@ -86,10 +96,13 @@ class Llama(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
         x = self.embed(tokens)
-        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+        cos, sin, mask = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]], None
+        if documents is not None:
+            positions, mask = within_documents(documents)
+            cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         for layer in self.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, mask)
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)

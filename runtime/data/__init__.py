@@ -2,6 +2,7 @@
 
 from runtime.data.dataset import DataError, Dataset
 from runtime.data.loader import Batch, Loader
+from runtime.data.packed import PackedText
 from runtime.data.sampler import BatchIndices, Sampler, SamplerState
 from runtime.data.source import open_dataset
 from runtime.data.synthetic import SampleSpec, Synthetic
@@ -13,6 +14,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "Loader",
+    "PackedText",
     "SampleSpec",
     "Sampler",
     "SamplerState",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from runtime.data.dataset import DataError, Dataset
+from runtime.data.packed import PackedText
 from runtime.data.synthetic import SampleSpec, Synthetic
 from runtime.data.text import IGNORE, VOCABULARY, TextBytes
 from runtime.program import Input
@@ -64,7 +65,23 @@ def check_sample(spec: str, dataset: Dataset, inputs: Sequence[Input]) -> None:
             raise DataError(f"{spec}: {item.name} has shape {list(found)}, but the program needs {list(wanted)}")
 
 
-def _text(folder: str, inputs: Sequence[Input], limit: int | None) -> TextBytes:
+def _packed(folder: str, inputs: Sequence[Input]) -> PackedText:
+    """For a model that reads where documents end."""
+    kinds = ("document", "position", "label")
+    named = {kind: next((item.name for item in inputs if kind in item.name), None) for kind in kinds}
+    rest = [item for item in inputs if item.name not in named.values()]
+    shapes = {sample_shape(item) for item in inputs}
+    if len(rest) != 1 or len(shapes) != 1 or len(sample_shape(rest[0])) != 1 or {i.dtype for i in inputs} != {"int64"}:
+        wanted = "inputs int64[batch, seq] for tokens, labels, documents and perhaps positions"
+        raise DataError(f"packed text needs {wanted}; the plan has {', '.join(item.name for item in inputs)}")
+    return PackedText(
+        folder, sample_shape(rest[0])[0], rest[0].name, named["label"], named["document"], named["position"]
+    )
+
+
+def _text(folder: str, inputs: Sequence[Input], limit: int | None) -> Dataset:
+    if any("document" in item.name for item in inputs):
+        return _packed(folder, inputs)
     rows = [item for item in inputs if item.dtype == "int64" and len(sample_shape(item)) == 1]
     if len(rows) != len(inputs) or not 1 <= len(rows) <= 2 or len({sample_shape(item) for item in rows}) > 1:
         wanted = "one input int64[batch, seq], or two (tokens and labels) of one shape"

@@ -17,8 +17,8 @@ from torch import Tensor
 from compiler.autodiff.local import localized, shape_of
 from compiler.ir.graph import Graph, Node, Value, map_values
 from compiler.layout.placement import Layout, Mesh, Partial, Replicate, Shard, Varying, shard_axes, transpose
-from compiler.layout.rule import rule_of
 from compiler.layout.redistribute import held_cut
+from compiler.layout.rule import rule_of
 from compiler.layout.rules.signature import arguments
 
 Parts = list[Tensor]
@@ -243,6 +243,7 @@ class Collectives:
         return self.each(parts, axes, placed)
 
     def reduce_scatter(self, parts: Parts, axes: Sequence[str], *cut: Any, zero: bool = False) -> Parts:
+        cut = cut if len(cut) == 5 else (*cut, "")
         return self.each(parts, axes, lambda group: self.pieces(REDUCE["sum"](group), len(group), *cut, zero))
 
     def first(self, parts: Parts, axis: str) -> Parts:
