@@ -16,7 +16,7 @@ from compiler.autodiff.weight_split import SplitBackward, split_backward
 from compiler.capture import Captured
 from compiler.dsl.plan import InputSpec, Plan
 from compiler.ir.graph import Graph, Value
-from compiler.layout.placement import Layout, Mesh, Partial, Varying
+from compiler.layout.placement import Layout, Mesh, Partial, Shard, Varying
 from compiler.overlap.segment import Overlap
 from compiler.passes.assign_layouts import Assigned, LayoutRequest
 from compiler.precision import Precision, Stored
@@ -32,7 +32,7 @@ from compiler.segments.split import Segment, split, units
 from compiler.zero import sharding
 from runtime.context import TIME
 from runtime.instructions import Instruction
-from runtime.program import Bucket, Buffer, Call, Input, Message, Output, Parameter, Program
+from runtime.program import Bucket, Buffer, Call, Input, Message, Output, Parameter, Program, Result
 
 
 @dataclass
@@ -110,8 +110,8 @@ class _Linker:
 
     def calls(self, segments: Sequence[Segment]) -> list[CallInfo]:
         """From the last segment to the first, since which results have a gradient is known only backwards."""
-        loss = self.assigned.main.outputs["loss"]
-        has_gradient: set[Value] = {loss} if loss.differentiable and self.plan.mode == "train" else set()
+        loss = self.assigned.main.outputs.get("loss")
+        has_gradient: set[Value] = {loss} if loss is not None and loss.differentiable else set()
         infos: list[CallInfo] = []
         for segment in reversed(segments):
             flags = tuple(value in has_gradient for value in segment.outputs)
@@ -260,10 +260,13 @@ class _Linker:
     ) -> Program:  # fmt: skip
         plan, main = self.plan, self.assigned.main
         outputs = tuple(
-            self.output(role, value, infos) for role, value in main.outputs.items() if not role.startswith("buffer:")
+            self.output(role, value, infos)
+            for role, value in main.outputs.items()
+            if not role.startswith(("buffer:", "output:"))
         )
+        results = tuple(self.result(role, value) for role, value in main.outputs.items() if role.startswith("output:"))
         buffers = self.buffers(infos)
-        kept = {output.slot for output in outputs} | {b.update for b in buffers if b.update is not None}
+        kept = {item.slot for item in (*outputs, *results)} | {b.update for b in buffers if b.update is not None}
         trains = plan.mode == "train"
         clip = {k: v for k, v in vars(plan.clip).items() if k.startswith("grad_") and v is not None} if plan.clip else {}
         requests = [
@@ -326,6 +329,7 @@ class _Linker:
             train={k: v for k, v in vars(plan.train).items() if k not in ("span", "given")}
             | {"tail": plan.data.tail if plan.data is not None else "pad"},
             mode=plan.mode,
+            results=results,
             groups=self.groups(),
             streams=instructions,
             pipeline=self.pipeline,
@@ -380,6 +384,13 @@ class _Linker:
         op = next((place.op for place in layout.values() if isinstance(place, Partial)), "sum")
         slot = self.slots[value]
         return Output(role.removeprefix("metric:"), slot, axes, op, self.maker(slot, infos))
+
+    def result(self, role: str, value: Value) -> Result:
+        rows = {place.dim for axis in (*self.request.batch_axes, TIME) if isinstance(place := value.layout[axis], Shard)}
+        dim = next(iter(rows), None)
+        over = value.layout[TIME] if value.layout else None
+        op = over.op if isinstance(over, Partial) else ""
+        return Result(role.removeprefix("output:"), self.slots[value], value.shape, cuts_text(value, self.mesh), dim, op)
 
     @staticmethod
     def maker(slot: str, infos: Sequence[CallInfo]) -> int:

@@ -27,8 +27,8 @@ def check_supported(plan: Plan) -> list[Diagnostic]:
     found = Diagnostics()
     _check_tensor(plan, found)
     _check_pipeline(plan, found)
-    if plan.mode == "forward":
-        found.error("E201", "`mode = forward` is not supported yet")
+    if plan.mode == "forward" and any(plan.axis_size(axis) > 1 for axis in (plan.pipeline.axes if plan.pipeline else ())):
+        found.error("E201", "`mode = forward` over pipeline stages is not supported yet", plan.pipeline.span)
     found.raise_if_errors(plan.sources)
     return found.warnings
 

@@ -32,7 +32,8 @@ class StepResult:
     """What a step reports: Python numbers, the same on every rank.
 
     Of the gradients before they are clipped, where the plan clips their norm: `grad_norm`, and `grad_norms` by module.
-    With a loss scale: the step's `loss_scale`, and whether it was `skipped` because gradients overflowed.
+    With a loss scale: the step's `loss_scale`, and whether it was `skipped` because gradients overflowed. `tensors`: what
+    a forward-only program returns, this rank's part of each micro-batch; then `loss` is NaN unless it is asked for.
     """
 
     loss: float
@@ -41,6 +42,7 @@ class StepResult:
     grad_norms: dict[str, float] = field(default_factory=dict)
     loss_scale: float | None = None
     skipped: bool = False
+    tensors: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
 
 class InstructionError(RuntimeError):
@@ -92,6 +94,7 @@ class Executor:
         self.stream = program.streams[state.stage]
         self.calls = {call.name: call for call in program.calls}
         self.outputs = {output.slot: output for output in program.outputs}
+        self.results = {result.slot for result in program.results}
         self.messages = {message.slot: message for message in program.messages}
         self.inputs = {spec.name: spec for spec in program.inputs}
         self.actions: dict[str, Callable[[Instruction], None]] = {op: getattr(self, f"do_{op}") for op in OPERATIONS}
@@ -109,6 +112,7 @@ class Executor:
         self.arrived: set[str] = set()
         self.pending: dict[Instruction, tuple[Work, Callable[[], None]]] = {}
         self.reported: dict[str, Tensor] = {}
+        self.returned: dict[str, list[Tensor]] = {}
         self.coefficient: Tensor | None = None
         self.squares: Tensor | None = None
         self.skipped = False
@@ -177,6 +181,8 @@ class Executor:
         for slot, value in zip(call.results, results):
             if slot in self.outputs:
                 self.collect(self.outputs[slot], value)
+            if slot in self.results:
+                self.returned.setdefault(slot, []).append(value)
 
     def do_backward(self, instruction: Instruction) -> None:
         call, micro, module = self.enter_backward(instruction)
@@ -435,7 +441,8 @@ class Executor:
             if axes:
                 packed = self.context.all_reduce(packed, axes, op)
             found.update(zip((o.name for o in outputs), packed.tolist()))
-        self.result = StepResult(found.pop("loss"), found, skipped=self.skipped)
+        self.result = StepResult(found.pop("loss", math.nan), found, skipped=self.skipped)
+        self.result.tensors = {result.name: tuple(self.returned[result.slot]) for result in self.program.results}
         if self.squares is not None:
             norms = self.squares.sqrt().tolist()
             self.result.grad_norm = math.hypot(*norms)

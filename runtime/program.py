@@ -91,6 +91,20 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Result:
+    """A tensor that a forward-only program returns: of global `shape`, of which each rank and micro-batch has the part
+    that `cuts` say, in `slot`; with an `op` ("sum", "max", "min") those of micro-batches are terms. Dimension
+    `batch_dim` holds the rows, if any does."""
+
+    name: str
+    slot: str
+    shape: tuple[int, ...]
+    cuts: str = ""
+    batch_dim: int | None = None
+    op: str = ""
+
+
+@dataclass(frozen=True)
 class Call:
     """One use of a kind's code. `arguments` and `results` are references in the order of the code's own; `gradients`
     are the references of the arguments that get a gradient. `site` is the first random site of this call. `stages` are the
@@ -180,6 +194,7 @@ class Program:
     loss_scale: LossScaling | None = None
     widen: bool = False
     mode: str = "train"
+    results: tuple[Result, ...] = ()
     groups: tuple[tuple[str, ...], ...] = ()
     pipeline: str = ""
     messages: tuple[Message, ...] = ()

@@ -27,8 +27,9 @@ from runtime.loss_scale import LossScale
 from runtime.lr import Schedule
 from runtime.mesh import Mesh
 from runtime.optimizer import FlatOptimizer, OptimizerConfig, ParamGroup
-from runtime.program import Input, Program, ProgramError
+from runtime.program import Input, Program, ProgramError, Result
 from runtime.program import load as load_program
+from runtime.results import whole_result
 from runtime.state import RankState, initial_state
 from runtime.store import Store
 from runtime.transport import Transport, connect
@@ -103,6 +104,17 @@ class Session:
         self.check_rows(rows)
         placed = {spec.name: self.place(spec, batch[spec.name]) for spec in self.program.inputs}
         return self.executor.run(placed, rows, self.schedule(self.steps))
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the model of a forward-only program returns for a whole batch, by name: whole tensors in their original
+        order, on every rank. Collective. (`step(batch).tensors` are this rank's parts, which need no communication.)"""
+        rows = self.rows_of(batch)
+        found = self.step(batch)
+        program = self.program
+        return {
+            spec.name: whole_result(self.context, spec, found.tensors[spec.name], rows, program.batch)
+            for spec in program.results
+        }
 
     # -- batches -------------------------------------------------------------------------------------------------
 
@@ -240,9 +252,15 @@ def make_optimizers(program: Program, state: RankState) -> dict[str, FlatOptimiz
     return found
 
 
+def result_axes(result: Result) -> set[str]:
+    """The axes that cut a result."""
+    return {axis for cut in parse_cuts(result.cuts) for axis in cut.axes}
+
+
 def used_groups(program: Program, mesh: Mesh) -> list[tuple[int, ...]]:
     """Every group that the program may communicate in, the same list on all ranks."""
-    sets = {output.axes for output in program.outputs} | set(program.norm_axes.values()) | set(program.groups)
+    sets = {tuple(n for n in mesh.names if n in result_axes(result)) for result in program.results}
+    sets |= {output.axes for output in program.outputs} | set(program.norm_axes.values()) | set(program.groups)
     sets |= {(axis,) for axis in mesh.names} | {program.batch_axes}
     sets |= {mesh.names} if program.loss_scale is not None else set()
     sets |= {tuple(a for a in buffer.average if a in mesh.names) for buffer in program.buffers}

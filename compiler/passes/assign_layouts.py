@@ -170,7 +170,10 @@ def finish_outputs(found: Propagation, request: LayoutRequest) -> None:
         places: dict[str, Placement] = {}
         for axis in request.mesh.names:
             place = value.layout[axis]
-            if role.startswith("buffer:") or isinstance(place, Shard):
+            if role.startswith("output:"):
+                # A part stays one; over micro-batches terms add up.
+                places[axis] = place if isinstance(place, Shard) or axis == request.time_axis else R
+            elif role.startswith("buffer:") or isinstance(place, Shard):
                 keeps = isinstance(place, Partial) and place.op == "avg"
                 places[axis] = place if keeps else R
             elif isinstance(place, Partial):
@@ -178,7 +181,8 @@ def finish_outputs(found: Propagation, request: LayoutRequest) -> None:
             else:
                 places[axis] = P if axis in split else R
         time = request.time_axis
-        if time and request.mesh.size(time) > 1 and places.get(time, R) == R and value.layout[time] != R:
+        mixes = not role.startswith("output:") or isinstance(value.layout[time or ""], Partial)
+        if mixes and time and request.mesh.size(time) > 1 and places.get(time, R) == R and value.layout[time] != R:
             assert value.producer is not None
             raise TimeMixing(value.producer, value)
         graph.outputs[role] = moves.to(value, Layout(places), Origin())

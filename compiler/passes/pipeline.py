@@ -9,6 +9,7 @@ from compiler.context.layouts import tensor_ways, ulysses_ways
 from compiler.dsl.plan import Plan
 from compiler.passes.base import Pass
 from compiler.passes.detach_outputs import DetachOutputs
+from compiler.passes.forward_only import ForwardOnly
 from compiler.passes.lower_batch_norm import LowerBatchNorm
 from compiler.passes.lower_embedding import LowerEmbedding
 from compiler.passes.lower_index import LowerIndex
@@ -21,4 +22,5 @@ def lowering(plan: Plan) -> Sequence[Pass]:
     """Operators that hide a reduction over the batch become ones whose reductions layouts can see."""
     local = tuple(pattern.text for pattern in plan.local_statistics)
     heads = ExpandHeads(ulysses_ways(plan), tensor_ways(plan))
-    return (heads, MarkPerSample(plan.per_sample), LowerEmbedding(), LowerBatchNorm(local), LowerLosses(), LowerMean(), LowerIndex(), DetachOutputs())
+    first = (ForwardOnly(), heads) if plan.mode == "forward" else (heads,)
+    return (*first, MarkPerSample(plan.per_sample), LowerEmbedding(), LowerBatchNorm(local), LowerLosses(), LowerMean(), LowerIndex(), DetachOutputs())

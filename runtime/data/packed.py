@@ -97,7 +97,9 @@ class PackedText:
         texts = [path.read_bytes() for path in self.paths]
         if not any(texts):
             raise DataError(f"the folder {root} holds no text in {', '.join(suffixes)} files")
-        self.texts = [torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.zeros(0) for text in texts]
+        self.texts = [
+            torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.zeros(0) for text in texts
+        ]
         self.rows = pack([len(text) for text in texts], seq)
         self.seq, self.ignore = seq, ignore
         self.names = {"tokens": tokens, "labels": labels, "documents": documents, "positions": positions}
@@ -117,5 +119,10 @@ class PackedText:
             labels[at : at + len(following)] = following.long()
             at += chunk.length
         documents = document_ids([chunk.length for chunk in row], self.seq)
-        made = {"tokens": tokens, "labels": labels, "documents": documents, "positions": restarting_positions(documents)}
+        made = {
+            "tokens": tokens,
+            "labels": labels,
+            "documents": documents,
+            "positions": restarting_positions(documents),
+        }
         return {name: made[kind] for kind, name in self.names.items() if name is not None}

@@ -49,7 +49,9 @@ def test_labels_documents_and_positions(folder: Path) -> None:
             text, part = data.texts[chunk.file], slice(at, at + chunk.length)
             assert sample["documents"][part].tolist() == [number] * chunk.length
             assert sample["positions"][part].tolist() == list(range(chunk.length))
-            following = [int(text[k]) if k < len(text) else -100 for k in range(chunk.start + 1, chunk.start + chunk.length + 1)]
+            following = [
+                int(text[k]) if k < len(text) else -100 for k in range(chunk.start + 1, chunk.start + chunk.length + 1)
+            ]
             assert sample["labels"][part].tolist() == following
             at += chunk.length
         assert sample["labels"][at:].tolist() == [-100] * (16 - at)
@@ -71,7 +73,10 @@ def test_packing_of_random_lengths(seed: int) -> None:
 def test_ids_of_lengths_and_of_boundaries() -> None:
     assert document_ids([2, 3], 7).tolist() == [0, 0, 1, 1, 1, 2, 2]
     assert ids_of_boundaries([0, 2, 5]).tolist() == [0, 0, 1, 1, 1]
-    assert restarting_positions(torch.tensor([[4, 4, 7, 7, 7], [0, 1, 1, 2, 2]])).tolist() == [[0, 1, 0, 1, 2], [0, 0, 1, 0, 1]]
+    assert restarting_positions(torch.tensor([[4, 4, 7, 7, 7], [0, 1, 1, 2, 2]])).tolist() == [
+        [0, 1, 0, 1, 2],
+        [0, 0, 1, 0, 1],
+    ]
     with pytest.raises(DataError, match="do not fit"):
         document_ids([4], 3)
 

@@ -1,10 +1,10 @@
 """Masks of packed documents: a query sees the keys of its own document.
 
-    before:  %q : int64[8, 64, 1] = aten.view.default(%documents, [8, 64, 1])
-             %k : int64[8, 1, 64] = aten.view.default(%documents, [8, 1, 64])
-             %same : bool[8, 64, 64] = aten.eq.Tensor(%q, %k)
-             %mask : bool[8, 64, 64] = aten.bitwise_and.Tensor(%same, %causal)
-    after:   the documents are an operand of attention, and no mask of sequence x sequence is ever made
+before:  %q : int64[8, 64, 1] = aten.view.default(%documents, [8, 64, 1])
+         %k : int64[8, 1, 64] = aten.view.default(%documents, [8, 1, 64])
+         %same : bool[8, 64, 64] = aten.eq.Tensor(%q, %k)
+         %mask : bool[8, 64, 64] = aten.bitwise_and.Tensor(%same, %causal)
+after:   the documents are an operand of attention, and no mask of sequence x sequence is ever made
 """
 
 from __future__ import annotations

@@ -1,0 +1,56 @@
+"""Tensors that a program returns, put together from the parts of ranks and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from runtime.cuts import parse_cuts, positions
+from runtime.program import Result
+from runtime.split_attention import members_coords
+
+if TYPE_CHECKING:
+    from runtime.context import RankContext
+
+TIME = "micro"
+
+
+def reduced(terms: Sequence[Tensor], op: str) -> Tensor:
+    """What micro-batches contribute each a term to."""
+    stacked = torch.stack(list(terms))
+    return stacked.sum(0) if op == "sum" else stacked.amax(0) if op == "max" else stacked.amin(0)
+
+
+def whole_result(context: RankContext, spec: Result, parts: Sequence[Tensor], rows: int, batch: int) -> Tensor:
+    """The tensor in its original order, on every rank: collective over the axes that cut it. `parts` are this rank's,
+    one for each micro-batch; of a dimension of `batch` rows the first `rows` are real."""
+    cuts = parse_cuts(spec.cuts)
+    used = {axis for cut in cuts for axis in cut.axes}
+    axes = tuple(axis for axis in context.mesh.names if axis in used)
+    if spec.op:
+        parts = [reduced(parts, spec.op)]
+    times = len(parts) if TIME in used else 1
+    mine = torch.stack(list(parts[-times:]))
+    group = context.group(axes) if axes else (context.transport.rank,)
+    every = mine.new_empty((len(group), *mine.shape))
+    context.transport.all_gather(every, mine.contiguous(), group, label=f"result {spec.name}")
+    whole = mine.new_zeros(spec.shape)
+    for member in range(len(group)):
+        at: Mapping[str, int] = members_coords(axes, member, context.sizes, context.coords)
+        for micro in range(times):
+            part, index = every[member, micro], []
+            for dim, size in enumerate(spec.shape):
+                own = [cut for cut in cuts if cut.dim == dim]
+                where = positions(own, size, context.sizes, {**at, TIME: micro}, part.device, mark_padding=True)
+                part = part.index_select(dim, (where >= 0).nonzero().flatten())
+                index.append(where[where >= 0])
+            if index:
+                whole[torch.meshgrid(*index, indexing="ij")] = part
+            else:
+                whole = part
+    if spec.batch_dim is not None and spec.shape[spec.batch_dim] == batch:
+        whole = whole.narrow(spec.batch_dim, 0, rows)
+    return whole

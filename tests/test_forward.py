@@ -1,0 +1,51 @@
+"""Programs without a backward: what they return is what one device returns, in the original order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiler.driver import Options, compile
+from compiler.dsl import loads
+from runtime.factory import build
+from runtime.program import load
+from runtime.simulate import simulate
+from tests.zoo import get, plan_text
+
+RING = "context over cp { attention = ring }"
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "extra", "batch", "parts"),
+    [
+        ("llama-tiny", "cp=2", RING, 4, 1),
+        ("vit-tiny", "dp=2", "", 4, 1),
+        ("hf-qwen3", "dp=2 cp=2", RING, 6, 1),
+        ("hf-gpt2", "dp=2 cp=3", "context over cp { attention = gather }", 7, 2),
+        pytest.param(
+            "hf-gpt2-dropout", "cp=2", "context over cp { attention = ulysses }", 4, 1, marks=pytest.mark.full
+        ),
+    ],
+)
+def test_equal_to_one_device(name: str, mesh: str, extra: str, batch: int, parts: int, tmp_path: Path) -> None:
+    text = (
+        plan_text(get(name), batch=batch, mesh=mesh, microbatches=parts, extra=extra, optimizer="") + "mode = forward\n"
+    )
+    compilation = compile(loads(text, "forward.plan"), options=Options(widen=True))
+    program = load(compilation.write(tmp_path / "program"))
+    assert not any(i.op == "backward" for stream in program.streams for i in stream) and not program.buckets
+    torch.set_default_dtype(torch.float64)
+    model = build(program.model["factory"], program.model["options"], program.model.get("base")).eval()
+    given = get(name).batch(batch)
+    with torch.no_grad():
+        truth = model(**given)
+    state = {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+    wanted = {"output": truth} if isinstance(truth, Tensor) else dict(truth)
+    for found in simulate(program, lambda session: session.forward(given), state):
+        for key, value in found.items():
+            # transformers computes rotary tables and losses in single precision, the widened program in double.
+            tolerance = 1e-6 if name.startswith("hf-") else 1e-10
+            torch.testing.assert_close(value, wanted[key], rtol=tolerance, atol=tolerance, check_dtype=False)
