@@ -14,6 +14,7 @@ from compiler.schedule.named import NAMED, make_schedule
 from compiler.schedule.pipeline import pipeline_work
 from compiler.schedule.stream import StreamRequest, streams
 from compiler.schedule.work import CallInfo
+from runtime.loss_scale import LossScaling
 from runtime.program import Bucket, Call, Message, Output, Parameter, Program
 from tests.analysis.test_streams import program
 
@@ -80,19 +81,19 @@ def lowered(draw: random.Random) -> tuple[Program, dict[str, Code]]:
     zero, groups = draw.choice((0, 0, 1, 2, 3)), {}
     for name, where in holders.items():
         groups.setdefault((tuple(sorted(where)), draw.randint(0, 1)), []).append(name)
-    shard = ("dp",) if zero else ()
+    shard = draw.choice((("dp",), ("dp", "cp"))) if zero else ()
     buckets = tuple(
         Bucket(
-            f"b{k}", "float64", ("pp", "dp") if len(stages) > 1 else ("dp",), tuple(names), 0, len(names),
+            f"b{k}", "float64", ("pp", "dp", "cp") if len(stages) > 1 else ("dp", "cp"), tuple(names), 0, len(names),
             shard if len(stages) == 1 else (), zero if len(stages) == 1 else 0, stages=stages,
         )
         for k, ((stages, _), names) in enumerate(groups.items())
     )  # fmt: skip
-    clip = draw.random() < 0.5
+    clip, scaled = draw.random() < 0.5, draw.random() < 0.3
     work = pipeline_work(schedule, infos, {name: (stage,) for name, stage in stage_of.items()})
     requests = [
         StreamRequest(
-            [b for b in buckets if rank in b.stages], clip=clip, kept=("loss",), prefetch=draw.randint(0, 2),
+            [b for b in buckets if rank in b.stages], clip=clip, finite=scaled, kept=("loss",), prefetch=draw.randint(0, 2),
             gather_once=draw.random() < 0.3, scatter=draw.random() < 0.7,
         )
         for rank in range(schedule.ranks)
@@ -100,12 +101,13 @@ def lowered(draw: random.Random) -> tuple[Program, dict[str, Code]]:
     instructions = streams(work, requests)
     sent = {item.target for stream in instructions for item in stream if item.op == "send"}
     of = program(
-        mesh={"pp": schedule.ranks, "dp": 2}, microbatches=schedule.microbatches, buckets=buckets,
+        mesh={"pp": schedule.ranks, "dp": 2, "cp": 2}, microbatches=schedule.microbatches, buckets=buckets,
         calls=tuple(info.call for info in infos), clip={"grad_norm": 1.0} if clip else None,
         parameters=tuple(Parameter(name, (1,), "float64", True, stages=tuple(sorted(w))) for name, w in holders.items()),
         outputs=(Output("loss", "loss", ("pp", "dp"), stage=schedule.rank_of[-1]),),
         messages=tuple(Message(name, *ANY) for name in sorted(sent)),
     )  # fmt: skip
+    of = dataclasses.replace(of, loss_scale=LossScaling(1.0) if scaled else None)
     return dataclasses.replace(of, streams=instructions), {info.call.kind: code_of(info) for info in infos}
 
 
