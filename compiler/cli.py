@@ -116,13 +116,15 @@ def terminal() -> Console:
 def do_check(options: argparse.Namespace) -> int:
     from compiler.dsl import load
     from compiler.schedule.planned import check_schedule
+    from compiler.tensor.topology import across_nodes
 
     plan = load(options.plan, options.sets)
     check_schedule(plan)
+    warnings = [*plan.warnings, *across_nodes(plan)]
     if options.json:
-        print(json.dumps({"diagnostics": to_json(plan.warnings)}, indent=2))
+        print(json.dumps({"diagnostics": to_json(warnings)}, indent=2))
         return 0
-    show_warnings(plan.warnings, dict(plan.sources))
+    show_warnings(warnings, dict(plan.sources))
     mesh = " ".join(f"{axis.name}={axis.size}" for axis in plan.mesh) or "one device"
     print(f"{options.plan}: ok ({plan.ranks} rank{'s' if plan.ranks != 1 else ''}: {mesh})")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +17,9 @@ from compiler.dsl import load
 from compiler.dsl.plan import Plan
 from compiler.emit.folder import write_folder
 from compiler.fit import Fitted, fit
-from compiler.ir.graph import Graph
+from compiler.ir.graph import Graph, Value
 from compiler.ir.verify import verify_graph
-from compiler.layout.placement import Layout, Mesh, Shard, V
+from compiler.layout.placement import Layout, Mesh, Placement, Shard, V
 from compiler.layout.propagate import TimeMixing
 from compiler.link import Linked, link
 from compiler.passes.assign_layouts import Assigned, LayoutRequest, assign_layouts
@@ -33,8 +33,10 @@ from compiler.precision import Precision
 from compiler.report.asked import Asked, asked
 from compiler.segments.split import units
 from compiler.support import check_rows, check_supported, explain_lowering, explain_time_mixing
+from compiler.tensor.choose import Surroundings
 from compiler.tensor.sequence import sequence_layouts
 from compiler.tensor.styles import tensor_styles
+from compiler.tensor.topology import across_nodes
 from compiler.zero import hybrid_parts
 from runtime.context import TIME
 from runtime.program import Program
@@ -97,7 +99,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         except LoweringError as error:
             raise explain_lowering(plan, error) from None
     with clock("layouts"):
-        request = layout_request(plan, graph, captured)
+        request = layout_request(plan, graph, captured, warnings)
         try:
             assigned = assign_layouts(graph, request)
         except TimeMixing as mixing:
@@ -118,6 +120,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         verify_streams(result.program, result.linked.kinds)
     warnings += memory_warnings(settled, result.linked.staging, request.mesh)
     result.plan, result.fitted, result.seconds = plan, fitted, clock.seconds
+    warnings += across_nodes(plan, request.mesh, result.linked)
     result.asked = asked(result)
     return result
 
@@ -162,13 +165,12 @@ def capture_request(plan: Plan, options: Options) -> CaptureRequest:
     return CaptureRequest.from_plan(plan, ways, dtype, check_rows=is_ragged(plan))
 
 
-def layout_request(plan: Plan, graph: Graph, captured: Captured) -> LayoutRequest:
+def layout_request(plan: Plan, graph: Graph, captured: Captured, warnings: list[Diagnostic]) -> LayoutRequest:
     """Batch inputs are cut over the data axes and time, their sequences over the context axes; parameters are used
-    there in work that differs. From here on the mesh is that of the strategies, which may split axes of the plan into
-    sub-axes."""
-    styles = tensor_styles(plan, graph, plan_mesh(plan))
-    mesh = styles.mesh
-    split, context = mesh.parts(*batch_axes(plan)), context_axes(plan)
+    there in work that differs, and cut over the tensor axes. The request's mesh is that of the strategies, which may
+    split axes of the plan into sub-axes."""
+    mesh, context, methods = plan_mesh(plan), context_axes(plan), context_methods(plan)
+    split = mesh.parts(*batch_axes(plan))
     over = (*split, *((TIME,) if TIME in mesh.names else ()))
     dims = {spec.name: spec.batch_dim for spec in plan.inputs}
     layouts: dict[str, Layout] = {}
@@ -178,16 +180,28 @@ def layout_request(plan: Plan, graph: Graph, captured: Captured) -> LayoutReques
         elif value.kind == "param" and value.differentiable:
             layouts[value.name] = Layout((axis, V) for axis in (*over, *context))
     sequences = input_layouts(plan)
-    for name, layout in (*styles.layouts.items(), *sequences.items()):
+    for name, layout in sequences.items():
+        layouts[name] = Layout({**layouts.get(name, Layout()), **layout})
+    layers = units(captured.lists, captured.modules, plan.segments)
+
+    def placed(mesh: Mesh) -> dict[Value, Layout]:
+        """Activations that a strategy puts somewhere, on the mesh with these sub-axes."""
+        found = dict(entering_layouts(plan, graph, layers, sequences))
+        for value, layout in sequence_layouts(plan, graph, layers, mesh).items():
+            found[value] = Layout({**found.get(value, Layout()), **layout})
+        return found
+
+    styles = tensor_styles(plan, graph, mesh, Surroundings(layouts, placed, methods))
+    warnings += styles.warnings
+    for name, layout in styles.layouts.items():
         layouts[name] = Layout({**layouts.get(name, Layout()), **layout})
     time = TIME if TIME in mesh.names else None
     rows = next((v.shape[d] for v in graph.inputs if v.kind == "batch" and (d := dims[v.name]) is not None), 0)
-    layers = units(captured.lists, captured.modules, plan.segments)
-    placed = dict(entering_layouts(plan, graph, layers, sequences))
-    for value, layout in sequence_layouts(plan, graph, layers, mesh).items():
-        placed[value] = Layout({**placed.get(value, Layout()), **layout})
+    puts: dict[Value, Mapping[str, Placement]] = {**styles.whole}
+    for value, layout in placed(styles.mesh).items():
+        puts[value] = {**puts.get(value, {}), **layout}
     return LayoutRequest(
-        mesh, split, layouts, time, rows if is_ragged(plan) else 0, placed, context, context_methods(plan)
+        styles.mesh, split, layouts, time, rows if is_ragged(plan) else 0, puts, context, methods
     )
 
 

@@ -25,7 +25,6 @@ declare_codes(
 def check_supported(plan: Plan) -> list[Diagnostic]:
     """Warnings; raises PlanError for what is not supported yet. A strategy over axes of one rank changes nothing."""
     found = Diagnostics()
-    _check_tensor(plan, found)
     _check_pipeline(plan, found)
     if plan.mode == "forward" and any(plan.axis_size(axis) > 1 for axis in (plan.pipeline.axes if plan.pipeline else ())):
         found.error("E201", "`mode = forward` over pipeline stages is not supported yet", plan.pipeline.span)
@@ -41,20 +40,6 @@ def _check_pipeline(plan: Plan, found: Diagnostics) -> None:
             "`scatter_gather` is not supported yet",
             strategy.given["scatter_gather"],
             help="with `tensor { sequence = on }` stages send parts already",
-        )
-
-
-def _check_tensor(plan: Plan, found: Diagnostics) -> None:
-    strategy = plan.tensor
-    if strategy is None or all(plan.axis_size(axis) == 1 for axis in strategy.axes):
-        return
-    named = (*strategy.column, *strategy.row, *strategy.vocab)
-    if strategy.style == "auto" and ("style" in strategy.given or not named):
-        found.error(
-            "E201",
-            "`tensor { style = auto }` is not supported yet",
-            strategy.given.get("style", strategy.span),
-            help='name the layers: column "layers.*.attn.w[qkv]"; row "layers.*.attn.wo"; vocab "embed", "head"',
         )
 
 

@@ -18,7 +18,7 @@ first); where it depends on parameters, the plan cannot keep the model's meaning
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,11 +52,13 @@ class NeedsHoist(Exception):
 
 @dataclass
 class Propagation:
-    """What propagation found: the new graph, where each old value went, and what was done without a rule."""
+    """What propagation found: the new graph, where each old value went, and what was done without a rule. `made` has the
+    layouts that new values were also brought to."""
 
     graph: Graph
     values: dict[Value, Value]
     fallbacks: list[Node] = field(default_factory=list)
+    made: Mapping[Value, Sequence[Layout]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,16 +94,24 @@ def propagate(
     time_axis: str | None = None,
     rows: int = 0,
     hoistable: Callable[[Value], bool] = lambda value: False,
-    placed: Mapping[Value, Layout] = {},
+    placed: Mapping[Value, Mapping[str, Placement]] = {},
     methods: Mapping[str, str] = {},
+    made: Mapping[Value, Iterable[Layout]] = {},
+    decisions: dict[Any, Decision] | None = None,
 ) -> Propagation:
     """Give every value a layout. `layouts` are those of the graph's inputs (replicated if absent).
 
-    `methods` names for an axis the method to take where an operator has one of that name. `time_axis` names the axis of micro-batches. `rows`: the rows of a batch if only the first may be real (the last
-    batch of an epoch), so what is summed over the batch is masked. Raises NeedsHoist with every value to hoist that
-    one sweep finds, or TimeMixing.
+    `methods` names for an axis the method to take where an operator has one of that name. `time_axis` names the axis of
+    micro-batches. `rows`: the rows of a batch if only the first may be real (the last batch of an epoch), so what is
+    summed over the batch is masked. Who propagates a graph piece by piece passes what layouts inputs were already
+    brought to (`made`), and the `decisions` on this mesh so far. Raises NeedsHoist with every value to hoist that one
+    sweep finds, or TimeMixing.
     """
-    return _Propagator(graph, mesh, layouts, time_axis, rows, hoistable, placed, methods).run()
+    sweep = _Propagator(graph, mesh, layouts, time_axis, rows, hoistable, placed, methods)
+    sweep.already(made)
+    if decisions is not None:
+        sweep.decisions = decisions
+    return sweep.run()
 
 
 class _Propagator:
@@ -113,7 +123,7 @@ class _Propagator:
         time_axis: str | None,
         rows: int,
         hoistable: Callable[[Value], bool],
-        placed: Mapping[Value, Layout],
+        placed: Mapping[Value, Mapping[str, Placement]],
         methods: Mapping[str, str],
     ):
         self.placed, self.methods = placed, methods
@@ -135,6 +145,14 @@ class _Propagator:
             self.env[value] = new
             self.graph.inputs.append(new)
 
+    def already(self, made: Mapping[Value, Iterable[Layout]]) -> None:
+        """Inputs that stand for what other inputs were already brought to."""
+        for value, layouts in made.items():
+            for layout in sorted(layouts, key=str):
+                copy = Value(self.moves.fresh(value.name), value.dtype, value.shape, "slot", value.differentiable, layout)
+                self.graph.inputs.append(copy)
+                self.moves.adopt(self.env[value], copy)
+
     def run(self) -> Propagation:
         for node in self.source.nodes:
             self.visit(node)
@@ -143,7 +161,7 @@ class _Propagator:
         for role, value in self.source.outputs.items():
             self.graph.outputs[role] = self.env[value]
         self.graph.nodes = self.moves.ordered()
-        return Propagation(self.graph, self.env, self.fallbacks)
+        return Propagation(self.graph, self.env, self.fallbacks, self.moves.made)
 
     def visit(self, node: Node) -> None:
         operands = [self.env[value] for value in node.inputs]

@@ -100,6 +100,12 @@ class Redistributor:
             self.made.setdefault(value, []).append(target)
         return found
 
+    def adopt(self, value: Value, brought: Value) -> None:
+        """`brought` is `value` in the layout that it has: no need to make it."""
+        assert brought.layout is not None
+        self.cache[value, brought.layout] = brought
+        self.made.setdefault(value, []).append(brought.layout)
+
     def is_made(self, value: Value, axis: str, place: Placement) -> bool:
         """Whether some earlier user already had the value brought to `place` on the axis."""
         return any(layout[axis] == place for layout in self.made.get(value, ()))

@@ -36,7 +36,7 @@ class LayoutRequest:
     inputs: Mapping[str, Layout]
     time_axis: str | None = None
     rows: int = 0
-    placed: Mapping[Value, Layout] = field(default_factory=dict)
+    placed: Mapping[Value, Mapping[str, Placement]] = field(default_factory=dict)
     context_axes: tuple[str, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
 

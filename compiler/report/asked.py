@@ -14,6 +14,7 @@ from compiler.precision import Precision
 from compiler.recompute import FIT
 from compiler.report.rows import APPLIED, NOTHING, PARTLY, REFUSED, Asked, many
 from compiler.report.zero import zero_rows
+from compiler.tensor.found import found_styles
 from compiler.tensor.styles import names
 from runtime.cuts import parse_cuts
 from runtime.program import Bucket
@@ -145,7 +146,12 @@ def _tensor(c: Compilation) -> Iterator[Asked]:
             outcome = APPLIED if done else REFUSED
             yield Asked(f'{style} "{pattern.text}"', outcome, f"{len(done)} of {len(hits)} parameters")
     if strategy.style == "auto":
-        yield Asked("style = auto", PARTLY, "only the layers that patterns name are cut")
+        found = found_styles(c.lowered, c.assigned.main, axes, named)
+        chosen = ", ".join(style for style in found.patterns if style != "whole") or "nothing"
+        yield Asked("style = auto", APPLIED, f"{found.share:.0%} of all parameters are cut; chosen: {chosen}")
+        for style, patterns in found.patterns.items():
+            shown = ", ".join(f'"{pattern}"' for pattern in patterns[:8]) + (", …" if len(patterns) > 8 else "")
+            yield Asked(f"  {'left whole' if style == 'whole' else style}", APPLIED, shown)
     if strategy.sequence:
         place = c.assigned.main.nodes
         count = sum(n.op in ("planc.reduce_scatter", "planc.shard") and axes[0] in n.args[1] for n in place)

@@ -14,7 +14,7 @@ who cuts an index, cuts it everywhere.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from compiler.ir.graph import Graph, Node, Value
 from compiler.layout.rule import Dims, Rule, rule_of
@@ -88,11 +88,11 @@ def unify(left: Iterable[Index], right: Iterable[Index]) -> None:
         index.whole = True
 
 
-def follow(graph: Graph, seeds: Mapping[Value, int]) -> dict[Value, Indices]:
+def follow(graph: Graph, seeds: Mapping[Value, Collection[int]]) -> dict[Value, Indices]:
     """The indices of every value that the dimensions `seeds[parameter]` reach, themselves included."""
     known: dict[Value, Indices] = {
-        value: tuple([Index(size, followed=k == dim)] for k, size in enumerate(value.shape))
-        for value, dim in seeds.items()
+        value: tuple([Index(size, followed=k in dims)] for k, size in enumerate(value.shape))
+        for value, dims in seeds.items()
     }
     weights = {value for value in graph.inputs if value.kind == "param"}
     for node in graph.nodes:

@@ -1,106 +1,77 @@
 """Styles: `column`, `row` and `vocab` layers as layouts of their parameters.
 
-A style says along which factor of the operator that uses it a weight is cut:
-
-    column   a factor of the result that no other operand has: each rank makes some of the outputs
-    row      a factor that is summed over: each rank adds a term
-    vocab    of an embedding its rows, of a linear layer its outputs
-
-so it serves linear layers, transposed ones (`Conv1D`), convolutions and plain matrix products alike. What follows from
-the layouts (Megatron's f and g, the reduction of norm weights) is the business of propagation.
+What a style cuts is said by the rule of the operator that calculates with the weight (`uses.py`), so it serves linear
+layers, transposed ones (`Conv1D`), convolutions and plain matrix products alike; how that dimension is divided, by
+what it is made of (`divide.py`). What follows from the layouts (Megatron's f and g, the reduction of norm weights) is
+the business of propagation.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from compiler.diagnostics import Diagnostics, closest
+from compiler.diagnostics import Diagnostic, Diagnostics, closest, declare_codes
 from compiler.dsl.plan import Pattern, Plan
-from compiler.ir.graph import Graph, Node, Value
-from compiler.layout.factors import shard_for
-from compiler.layout.placement import Layout, Mesh, Placement, R, Shard, V, normal
-from compiler.layout.rule import Rule, rule_of
-from compiler.tensor.divide import Division
-from compiler.tensor.indices import Index, follow, leaves
+from compiler.ir.graph import Graph, Value
+from compiler.layout.placement import Layout, Mesh, Placement, R
+from compiler.tensor.choose import Surroundings, completed
+from compiler.tensor.layouts import divided
+from compiler.tensor.uneven import uneven_parts
+from compiler.tensor.uses import Users, style_dim, ways
 
 STYLES = ("column", "row", "vocab", "replicate")
+
+declare_codes(
+    {
+        "E260": "a tensor-parallel style that a layer cannot have",
+        "W031": "a tensor-parallel style that some of the layers named cannot have",
+    }
+)
 
 
 @dataclass(frozen=True)
 class Styled:
-    """A parameter that a pattern of a style names."""
+    """Parameters that a pattern of a style names."""
 
-    value: Value
     style: str
     pattern: Pattern
+    values: Sequence[Value]
 
 
 @dataclass(frozen=True)
 class Styles:
-    """What the styles make of the mesh and of parameters, by name."""
+    """What the styles make of the mesh and of parameters, by name, and what is to be said of it. `whole`: activations
+    that are kept whole once they are."""
 
     mesh: Mesh
     layouts: Mapping[str, Layout]
+    whole: Mapping[Value, Mapping[str, Placement]] = field(default_factory=dict)
+    warnings: Sequence[Diagnostic] = ()
 
 
-def tensor_styles(plan: Plan, graph: Graph, mesh: Mesh) -> Styles:
-    """Where the plan's patterns put the parameters over the tensor axes, which this may split into sub-axes. Raises
-    PlanError for a pattern that fits nothing."""
+def tensor_styles(plan: Plan, graph: Graph, mesh: Mesh, around: Surroundings) -> Styles:
+    """Where the plan puts the parameters over the tensor axes, which this may split into sub-axes. Raises PlanError for
+    a pattern that fits nothing."""
     axes = mesh.parts(*plan.tensor.axes) if plan.tensor is not None else ()
-    if not axes:
+    if plan.tensor is None or not axes:
         return Styles(mesh, {})
     found = Diagnostics()
-    cuts = style_cuts(plan, graph, found)
-    found.raise_if_errors(plan.sources)
-    known = follow(graph, {value: shard.dim for value, shard in cuts.items()})
-    runs = {value: [i for i in leaves(known[value][shard.dim]) if not i.whole] for value, shard in cuts.items()}
-    division = Division(mesh, axes)
-    for run in sorted(runs.values(), key=len, reverse=True):
-        division.divide(run)
-    mesh = mesh.split(division.sub_axes())
-    parts = mesh.parts(*axes)
-    layouts = {}
-    for value, shard in cuts.items():
-        indices = leaves(known[value][shard.dim])
-        if runs[value] or all(index.beside for index in indices):
-            layouts[value.name] = index_layout(value, shard.dim, indices, division, mesh, parts)
-        else:  # every operator that reads it needs all of it: cut as asked, and gathered behind the layer
-            layouts[value.name] = Layout((axis, shard) for axis in parts)
-    return Styles(mesh, layouts)
-
-
-def style_cuts(plan: Plan, graph: Graph, found: Diagnostics) -> dict[Value, Shard]:
-    """The dimension (whole: without regard to what it is made of) along which each named parameter is to be cut."""
     users = graph.users()
-    cuts: dict[Value, Shard] = {}
-    for item in styled(plan, graph, found):
-        if item.style != "replicate" and item.value not in cuts:
-            shards = (cut(item.style, item.value, node) for node in users.get(item.value, ()))
-            shard = next(filter(None, shards), None)
-            if shard is not None:
-                cuts[item.value] = shard
-    return cuts
+    named = {value: item.style for item in reversed(list(styled(plan, graph, users, found))) for value in item.values}
+    found.raise_if_errors(plan.sources)
+    dims = {value: dim for value, style in named.items() if (dim := style_dim(style, value, users)) is not None}
+    whole: Sequence[Value] = ()
+    if plan.tensor.style == "auto":
+        dims, whole = completed(graph, mesh, axes, named, dims, around)
+    result = divided(graph, mesh, axes, {value: (dim,) for value, dim in dims.items()})
+    layouts = {value.name: result.layouts[value, dim] for value, dim in dims.items()}
+    uneven_parts(plan, result, dims, found)
+    return Styles(result.mesh, layouts, {value: dict.fromkeys(result.axes, R) for value in whole}, found.warnings)
 
 
-def index_layout(
-    value: Value, dim: int, indices: Sequence[Index], division: Division, mesh: Mesh, axes: Sequence[str]
-) -> Layout:
-    """Each index cut over its axes. Over those that cut none of a parameter's, it is used in work that differs."""
-    places: dict[str, Placement] = {axis: V if value.differentiable else R for axis in axes}
-    outer = 1
-    for index in indices:
-        unit = value.shape[dim] // (outer * index.size)
-        over = division.cut_by(index, mesh)
-        ways = math.prod(mesh.size(axis) for axis in over)
-        places |= dict.fromkeys(over, normal(Shard(dim, outer, unit), value.shape[dim], ways))
-        outer *= index.size
-    return Layout(places)
-
-
-def styled(plan: Plan, graph: Graph, found: Diagnostics) -> Iterator[Styled]:
-    """The parameters that the plan's patterns name, by module path or by their own name."""
+def styled(plan: Plan, graph: Graph, users: Users, found: Diagnostics) -> Iterator[Styled]:
+    """What the plan's patterns name, by module path or by the parameters' own names; of two, the first counts."""
     strategy = plan.tensor
     assert strategy is not None
     parameters = [value for value in graph.inputs if value.kind == "param"]
@@ -109,8 +80,9 @@ def styled(plan: Plan, graph: Graph, found: Diagnostics) -> Iterator[Styled]:
             hits = [value for value in parameters if names(pattern, value.name)]
             if not hits:
                 report_no_match(found, style, pattern, parameters)
-            for value in hits:
-                yield Styled(value, style, pattern)
+            elif style != "replicate":
+                report_no_way(found, style, pattern, hits, users)
+            yield Styled(style, pattern, hits)
 
 
 def names(pattern: Pattern, parameter: str) -> bool:
@@ -119,8 +91,12 @@ def names(pattern: Pattern, parameter: str) -> bool:
     return pattern.matches(parameter) or bool(module) and pattern.matches(module)
 
 
+def module_of(value: Value) -> str:
+    return value.name.rpartition(".")[0] or value.name
+
+
 def report_no_match(found: Diagnostics, style: str, pattern: Pattern, parameters: Sequence[Value]) -> None:
-    modules = list(dict.fromkeys(value.name.rpartition(".")[0] for value in parameters))
+    modules = list(dict.fromkeys(map(module_of, parameters)))
     near = closest(pattern.text, modules)
     found.error(
         "E205",
@@ -130,31 +106,29 @@ def report_no_match(found: Diagnostics, style: str, pattern: Pattern, parameters
     )
 
 
-def cut(style: str, value: Value, node: Node) -> Shard | None:
-    """The cut of `value` that the style asks for where `node` uses it, or None if there is none (a bias of a row)."""
-    rule = rule_of(node)
-    for k, operand in enumerate(node.inputs):
-        if operand is value:
-            factor = style_factor(style, k, rule)
-            if factor is not None:
-                return shard_for(factor, rule.operands[k], rule, value.shape, 1)
-    return None
+MEANING = {
+    "column": "cuts what a layer makes, and each rank makes some of it",
+    "row": "cuts what a layer sums over, and each rank adds a term",
+    "vocab": "cuts the rows of an embedding, or the outputs of a head",
+}
 
 
-def style_factor(style: str, k: int, rule: Rule) -> str | None:
-    own = [name for names in rule.operands[k] for name in names]
-    in_results = {name for dims in rule.results if dims is not None for names in dims for name in names}
-    others = {
-        name
-        for j, dims in enumerate(rule.operands)
-        if j != k and j not in rule.addends
-        for names in dims
-        for name in names
-    }
-    if style == "row":
-        return next((name for name in own if name not in in_results), None)
-    if style == "vocab" and "v" in own:
-        return "v"
-    if k in rule.addends:
-        return next((name for name in own if name in in_results), None)
-    return next((name for name in own if name in in_results and name not in others), None)
+def report_no_way(found: Diagnostics, style: str, pattern: Pattern, hits: Sequence[Value], users: Users) -> None:
+    """Layers that cannot be cut so: an error if the pattern names no others, else a warning."""
+    can = {module_of(value) for value in hits if style_dim(style, value, users) is not None}
+    cannot = [value for value in hits if module_of(value) not in can]
+    if not cannot:
+        return
+    modules = list(dict.fromkeys(map(module_of, cannot)))
+    others = list(dict.fromkeys(way.style for value in cannot for way in ways(value, users)))
+    instead = f'{others[0]} "{modules[0]}"' if others else f'they stay whole: replicate "{modules[0]}"'
+    shown = ", ".join(f"`{name}`" for name in modules[:3]) + (", …" if len(modules) > 3 else "")
+    has = ", ".join(f"`{name}`" for name in others) or "no way to be cut by itself"
+    record = found.warning if can else found.error
+    record(
+        "W031" if can else "E260",
+        f"`{style}` cannot cut {shown}",
+        pattern.span,
+        notes=(f"`{style}` {MEANING[style]}", f"what calculates with {modules[0]} has {has}"),
+        help=instead,
+    )

@@ -15,7 +15,7 @@ from compiler.tensor.indices import Index, follow, leaves, unify
 def indices(text: str, **seeds: int) -> dict[str, list[list[tuple[int, bool]]]]:
     """For each parameter and dimension, the (size, whole) of its indices; `seeds` are dimensions by parameter name."""
     graph = parse_graph(textwrap.dedent(text))
-    known = follow(graph, {value: seeds[value.name] for value in graph.inputs if value.name in seeds})
+    known = follow(graph, {value: (seeds[value.name],) for value in graph.inputs if value.name in seeds})
     return {
         value.name: [[(leaf.size, leaf.whole) for leaf in leaves(dim)] for dim in known[value]]
         for value in graph.inputs
