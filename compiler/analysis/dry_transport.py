@@ -47,7 +47,7 @@ class DryTransport(Transport):
                 number, call.kind, call.group, axes, full, sent, call.asynchronous, storages, self.tracker.line()
             )
         )  # fmt: skip
-        return DryWork(self.tracker, number) if call.asynchronous else Finished()
+        return DryWork(self.tracker, number, tensors) if call.asynchronous else Finished()
 
     _all_reduce = _all_gather = _reduce_scatter = _all_to_all = _broadcast = _send = _recv = _record
 
@@ -68,12 +68,12 @@ class DryTransport(Transport):
 
 
 class DryWork(Work):
-    """Under way until it is waited for."""
+    """Under way until it is waited for; so long it holds the tensors that it reads and writes."""
 
-    def __init__(self, tracker: StorageTracker, number: int):
-        self.tracker, self.number, self.waited = tracker, number, False
+    def __init__(self, tracker: StorageTracker, number: int, tensors: tuple[Tensor, ...]):
+        self.tracker, self.number, self.held = tracker, number, tensors
 
     def wait(self) -> None:
-        if not self.waited:
-            self.waited = True
+        if self.held:
+            self.held = ()
             self.tracker.record(Wait(self.number))

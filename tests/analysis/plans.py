@@ -39,6 +39,18 @@ PLANS: dict[str, tuple[str, str, int, str]] = {
     "zero-3": ("llama-small", "dp=4", 2, "zero over dp { stage = 3, bucket = 100kB, prefetch = 1 }"),
     "zero-uneven": ("llama-odd-tiny", "dp=3", 1, "zero over dp { stage = 3, persist_below = 100 }"),
     "zero-tp": ("llama-small", "dp=2 tp=2", 1, LLAMA % "on" + "zero over dp { stage = 3, bucket = 100kB }"),
+    "pipeline": ("llama-small", "pp=2 dp=2", 1, "pipeline over pp { schedule = 1f1b, microbatches = 4 }"),
+    "pipeline-tied": (
+        "gpt-tied-tiny", "pp=2 tp=1", 1, "pipeline over pp { schedule = zb_h1, microbatches = 2 }\nclip grad_norm = 1.0"
+    ),
+    "pipeline-interleaved": (
+        "llama-small", "pp=2 tp=2", 1,
+        LLAMA % "on" + "pipeline over pp { schedule = interleaved, microbatches = 2, virtual = 2 }",
+    ),
+    "pipeline-zero": (
+        "llama-small", "pp=2 dp=2", 1,
+        "pipeline over pp { schedule = 1f1b, microbatches = 2 }\nzero over dp { stage = 2, bucket = 100kB }",
+    ),
 }
 """Name → zoo entry, mesh, micro-batches, further statements."""
 

@@ -24,11 +24,12 @@ from tests.zoo import get, plan_text
 @pytest.mark.parametrize("name", PLANS)
 def test_readers(name: str, tmp_path: Path):
     compilation = compile(plan_of(name))
-    run = dry_run(compilation)
     program = load(compilation.write(tmp_path / "program"))
-    truth = observe(program, random_batch(program, 0))[run.rank]
-    check_memory(read_memory(run), truth)
-    assert counted(read_traffic(run)) == by_axes(program, truth)
+    truth = observe(program, random_batch(program, 0))
+    for stage in range(program.stages):
+        run = dry_run(compilation, stage)
+        check_memory(read_memory(run), truth[run.rank])
+        assert counted(read_traffic(run)) == by_axes(program, truth[run.rank])
 
 
 def check_memory(memory: Memory, truth: Observed) -> None:
