@@ -303,7 +303,13 @@ def stage_group(
     mesh: Mesh, rank: int, axes: tuple[str, ...], pipeline: str, stages: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The ranks over `axes` that are on one of `stages`, where the pipeline's axis is among them."""
-    members = mesh.group(rank, axes)
+    return on_stages(mesh, mesh.group(rank, axes), axes, pipeline, stages)
+
+
+def on_stages(
+    mesh: Mesh, members: tuple[int, ...], axes: tuple[str, ...], pipeline: str, stages: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Those of a group over `axes` that are on one of `stages`, where the pipeline's axis is among the axes."""
     return tuple(m for m in members if mesh.coords(m)[pipeline] in stages) if pipeline in axes and stages else members
 
 

@@ -77,9 +77,11 @@ class Mesh:
         """
         for name in axes:
             self.axis(name)
-        here = self.coords(rank)
-        ranges = [range(size) if name in axes else (here[name],) for name, size in self.axes]
-        return tuple(self.rank(dict(zip(self.names, point, strict=True))) for point in itertools.product(*ranges))
+        here, members = self.coords(rank), [0]
+        for name, size in self.axes:
+            places = range(size) if name in axes else (here[name],)
+            members = [outer * size + place for outer in members for place in places]
+        return tuple(members)
 
     def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """All groups over `axes`, ordered by their first rank; together they hold each rank once."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from runtime.checkpoint import InitialWeights
 from runtime.checkpoint import rank as checkpoint
 from runtime.checkpoint.whole import load_whole, whole_tensors
-from runtime.context import RankContext, stage_group
+from runtime.context import RankContext, on_stages
 from runtime.cuts import local_part, parse_cuts
 from runtime.executor import Executor, StepResult, load_kinds
 from runtime.factory import build
@@ -268,7 +268,7 @@ def used_groups(program: Program, mesh: Mesh) -> list[tuple[int, ...]]:
     wanted |= {(axes, b.stages) for b in program.buckets for axes in (b.axes, b.shard, b.across)}
     groups: dict[tuple[int, ...], None] = {}
     for axes, stages in sorted(wanted):
-        found = (stage_group(mesh, rank, axes, program.pipeline, stages) for rank in range(mesh.size))
+        found = (on_stages(mesh, members, axes, program.pipeline, stages) for members in mesh.groups(axes))
         groups |= dict.fromkeys(group for group in found if len(group) > 1)
     return list(groups)
 
