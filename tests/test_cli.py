@@ -364,12 +364,15 @@ STRATEGIES = {
     "pipeline": "pipeline over pp { microbatches = 1 }",
     "context": "context over cp",
 }
-UNSUPPORTED = {"zero": "zero over dp { offload = all }"}
+UNSUPPORTED = {
+    "scatter_gather": "pipeline over pp { scatter_gather = on }",
+    "mode": "pipeline over pp\nmode = forward",
+}
 
 
 @pytest.mark.parametrize("word", UNSUPPORTED)
 def test_what_is_not_supported_yet_is_said(capsys: Captured, folder: Path, word: str) -> None:
-    (folder / "future.plan").write_text(f"{PLAN}{UNSUPPORTED[word]}\n")
+    (folder / "future.plan").write_text(f"{PLAN.replace('mesh dp=2', 'mesh pp=2 dp=2')}{UNSUPPORTED[word]}\n")
     assert planc(capsys, "check", "future.plan")[0] == 0, "it parses and is checked"
     for command in COMPILING:
         status, _, err = planc(capsys, command, "future.plan")

@@ -1,1 +1,1 @@
-"""Buckets and instruction streams."""
+"""Pipeline schedules, buckets and instruction streams."""
