@@ -207,16 +207,19 @@ def test_gradients_accumulate_in_the_dtype_of_reduce(build_dir: Path) -> None:
 
 # -- transformers ----------------------------------------------------------------------------------------------------
 
-PLANS = {
-    "dp": dict(mesh="dp=2", microbatches=2),
-    "tp": dict(mesh="dp=2 tp=2"),
-}
 TENSOR = """tensor over tp {
     column "layers.*.attn.w[qkv]", "layers.*.mlp.w[13]"
     row "layers.*.attn.wo", "layers.*.mlp.w2"
     vocab "embed", "head"
     style = manual
 }"""
+PLANS = {
+    "dp": (dict(mesh="dp=2", microbatches=2), ""),
+    "tp": (dict(mesh="dp=2 tp=2"), TENSOR),
+    "pp": (dict(mesh="pp=2 dp=2"), "pipeline over pp { microbatches = 2 }"),
+    "cp": (dict(mesh="dp=1 cp=2"), "context over cp"),
+    "zero": (dict(mesh="dp=2"), 'zero over dp { stage = 3, persist_below = 64 }\nrecompute "layers.*" = full'),
+}
 LOWER = {
     "bf16": "compute = bf16, reduce = fp32, master = fp32",
     "fp16": "compute = fp16, reduce = fp32, master = fp32, loss_scale = 1024",
@@ -225,16 +228,17 @@ LOWER = {
 }
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", LOWER)
+@pytest.mark.parametrize(
+    "kind,plan", [*((kind, plan) for kind in LOWER for plan in ("dp", "tp")), ("bf16", "pp"), ("autocast", "cp"), ("fp16", "zero")]
+)
 def test_twenty_steps_stay_close_to_float32(build_dir: Path, kind: str, plan: str) -> None:
     """Losses of training differ by rounding alone: far less than they fall, in every step."""
     entry = get("llama-tiny")
     batches = [entry.batch(ROWS, k % 4) for k in range(20)]
     losses = {}
     for precision in ("compute = fp32", LOWER[kind]):
-        extra = TENSOR if "tp" in plan else ""
-        program = program_of(build_dir, entry, precision, ADAMW, extra, **PLANS[plan])
+        mesh, extra = PLANS[plan]
+        program = program_of(build_dir, entry, precision, ADAMW, extra, **mesh)
         ranks = steps(program, batches, lambda session, result: result.loss)
         assert all(rank == ranks[0] for rank in ranks)
         losses[precision] = ranks[0]
@@ -507,3 +511,20 @@ def test_a_run_whose_gradients_are_never_finite_ends(build_dir: Path, monkeypatc
     out = capsys.readouterr().out
     assert "step 1 left out: gradients overflowed at loss scale 65536" in out
     assert "gradients overflowed for 3 steps in a row, at loss scales below 1" in out
+
+
+@pytest.mark.parametrize("name", ["lora-tiny", "resnet-tiny", "vit-tiny", "encdec-tiny", "gpt-tiny", "mlp-tiny"])
+@pytest.mark.parametrize("kind", ["bf16", "autocast"])
+def test_the_zoo_in_lower_dtypes(build_dir: Path, name: str, kind: str) -> None:
+    """Frozen parameters, batch statistics in float32, metrics, two sequences, dropout, ties: close to float32 over two
+    ranks."""
+    entry = get(name)
+    batches = [entry.batch(ROWS, k) for k in range(3)]
+    found = []
+    for precision in ("compute = fp32", LOWER[kind]):
+        program = program_of(build_dir, entry, precision, SGD, mesh="dp=2")
+        found.append(steps(program, batches, lambda session, result: result.loss)[0])
+    assert found[1] == pytest.approx(found[0], rel=2**-6)
+    frozen = [parameter for parameter in program.parameters if not parameter.trained]
+    assert all(state.dtype == "float32" for state in program.buffers if state.dtype.startswith(("float", "bfloat")))
+    assert bool(frozen) == bool(entry.traits & {"frozen", "unused"})
