@@ -19,11 +19,11 @@ from compiler.ir.graph import Graph, Value
 from compiler.layout.placement import Layout, Mesh, Partial, Shard, Varying
 from compiler.overlap.segment import Overlap
 from compiler.passes.assign_layouts import Assigned, LayoutRequest
-from compiler.precision import Precision, Stored
-from compiler.recompute import policy_for
-from compiler.schedule.buckets import Alike, Member, make_buckets
 from compiler.pipeline.staging import Staging, pipeline_axis, stage
 from compiler.pipeline.state import state_bytes
+from compiler.precision import Precision
+from compiler.recompute import policy_for
+from compiler.schedule.buckets import Alike, Member, make_buckets
 from compiler.schedule.stream import StreamRequest, streams
 from compiler.schedule.work import CallInfo
 from compiler.segments.canonical import canonical, first_site, key

@@ -29,7 +29,9 @@ class GradientNorms:
         }
         for store in state.stores.values():
             # What several pipeline stages hold counts on the first.
-            for name in store.bucket.parameters if store.bucket.trained and state.stage == store.bucket.stages[0] else ():
+            for name in (
+                store.bucket.parameters if store.bucket.trained and state.stage == store.bucket.stages[0] else ()
+            ):
                 span = store.spans[name]
                 start, end = store.inside(span.start, span.end)
                 if end > start:

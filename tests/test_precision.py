@@ -56,14 +56,14 @@ def batch_of(rows: int, seed: int) -> dict[str, Tensor]:
     return {"x": x, "y": x.sum(-1)}
 
 
-NET = ZooModel(
-    "net", "tests.test_precision:Net", {}, {"x": ("float32", ("B", 8)), "y": ("float32", ("B",))}, batch_of
-)
+NET = ZooModel("net", "tests.test_precision:Net", {}, {"x": ("float32", ("B", 8)), "y": ("float32", ("B",))}, batch_of)
 SGD = "optimizer sgd { lr = 0.05, momentum = 0.9 }"
 ADAMW = "optimizer adamw { lr = 1e-2, weight_decay = 0.1 }"
 
 
-def program_of(folder: Path, entry: ZooModel, precision: str, optimizer: str = SGD, extra: str = "", **plan: Any) -> Program:
+def program_of(
+    folder: Path, entry: ZooModel, precision: str, optimizer: str = SGD, extra: str = "", **plan: Any
+) -> Program:
     text = plan_text(entry, batch=ROWS, optimizer=optimizer, extra=f"precision {{ {precision} }}\n{extra}", **plan)
     return load(compile(loads(text, "x.plan")).write(folder / "program"))
 
@@ -229,7 +229,8 @@ LOWER = {
 
 
 @pytest.mark.parametrize(
-    "kind,plan", [*((kind, plan) for kind in LOWER for plan in ("dp", "tp")), ("bf16", "pp"), ("autocast", "cp"), ("fp16", "zero")]
+    "kind,plan",
+    [*((kind, plan) for kind in LOWER for plan in ("dp", "tp")), ("bf16", "pp"), ("autocast", "cp"), ("fp16", "zero")],
 )
 def test_twenty_steps_stay_close_to_float32(build_dir: Path, kind: str, plan: str) -> None:
     """Losses of training differ by rounding alone: far less than they fall, in every step."""
@@ -247,7 +248,9 @@ def test_twenty_steps_stay_close_to_float32(build_dir: Path, kind: str, plan: st
     assert max(abs(a - b) for a, b in zip(single, lower)) < 0.02
 
 
-def eager_losses(entry: ZooModel, batches: list[dict[str, Tensor]], autocast: Autocast | None) -> tuple[list[float], dict]:
+def eager_losses(
+    entry: ZooModel, batches: list[dict[str, Tensor]], autocast: Autocast | None
+) -> tuple[list[float], dict]:
     """Of the model in eager PyTorch on one device, and the gradients of the first step."""
     model = entry.build(0)
     if autocast is None:
@@ -378,7 +381,9 @@ def test_the_scale_finds_its_size_in_float16(build_dir: Path) -> None:
     assert [result.loss_scale for result in results] == [65536.0, 32768.0, 32768.0]
 
 
-@pytest.mark.parametrize("clip", ["", "clip grad_norm = 0.1", "clip grad_value = 1e-3", "clip grad_norm = 0.1, grad_value = 1e-2"])
+@pytest.mark.parametrize(
+    "clip", ["", "clip grad_norm = 0.1", "clip grad_value = 1e-3", "clip grad_norm = 0.1, grad_value = 1e-2"]
+)
 def test_a_scale_changes_no_result(build_dir: Path, clip: str) -> None:
     """It is taken off before gradients are clipped. A power of two changes no digit."""
     entry = get("llama-tiny")
@@ -464,7 +469,9 @@ def test_bytes_of_the_model_states(build_dir: Path) -> None:
 
     def held(session: Session) -> tuple[int, int, int]:
         stores = session.state.stores.values()
-        states = [t for o in session.optimizers.values() for group in o.state_tensors().values() for t in group.values()]
+        states = [
+            t for o in session.optimizers.values() for group in o.state_tensors().values() for t in group.values()
+        ]
         kinds = ([s.whole for s in stores], [s.gradient for s in stores], [*(s.master for s in stores), *states])
         return tuple(sum(t.nbytes for t in tensors if t is not None) for tensors in kinds)
 

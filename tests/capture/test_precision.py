@@ -15,7 +15,15 @@ from compiler.precision import Autocast
 from tests.capture.support import request_of, run_eager, run_graph
 from tests.zoo import get
 
-NAMES = ("mlp-tiny", "gpt-attention-dropout-tiny", "llama-tiny", "encdec-tiny", "vit-tiny", "c20_padding_idx", "hf-llama")
+NAMES = (
+    "mlp-tiny",
+    "gpt-attention-dropout-tiny",
+    "llama-tiny",
+    "encdec-tiny",
+    "vit-tiny",
+    "c20_padding_idx",
+    "hf-llama",
+)
 CLOSE = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """Attention is eager's fused kernel there and its formula here: a rounding of the lower dtype, averaged over a loss."""
 
@@ -112,7 +120,10 @@ def test_a_number_that_the_lower_dtype_does_not_have():
 
 def test_softmax_and_sums_by_the_lists_of_the_device():
     """CUDA's list takes in float32 what the CPU's leaves alone."""
-    softmax = {d: next(n for n in net(autocast=Autocast("bfloat16", d)).graph.nodes if ".softmax." in n.op) for d in ("cpu", "cuda")}
+    softmax = {
+        d: next(n for n in net(autocast=Autocast("bfloat16", d)).graph.nodes if ".softmax." in n.op)
+        for d in ("cpu", "cuda")
+    }
     assert softmax["cpu"].outputs[0].dtype == "bfloat16"
     assert softmax["cuda"].outputs[0].dtype == "float32"
     with torch.autocast("cpu"):  # and what was registered is gone
@@ -122,7 +133,11 @@ def test_softmax_and_sums_by_the_lists_of_the_device():
 def test_the_lists_are_those_of_torch():
     """Private to torch: the operators that have an autocast kernel."""
     of = torch._C._dispatch_get_registrations_for_dispatch_key
-    rest = {name.removeprefix("aten::") for name in set(of("AutocastCUDA")) - set(of("AutocastCPU")) if name.startswith("aten::")}
+    rest = {
+        name.removeprefix("aten::")
+        for name in set(of("AutocastCUDA")) - set(of("AutocastCPU"))
+        if name.startswith("aten::")
+    }
     parts = {"cudnn_convolution", "cudnn_convolution_transpose", "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell",
              "_scaled_dot_product_flash_attention"}  # what CUDA kernels are made of, not reached from CPU tensors  # fmt: skip
     assert rest - parts <= {*FLOAT32, *LOWER, *WIDEST}
