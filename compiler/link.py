@@ -21,7 +21,7 @@ from compiler.overlap.segment import Overlap
 from compiler.passes.assign_layouts import Assigned, LayoutRequest
 from compiler.pipeline.staging import Staging, pipeline_axis, stage
 from compiler.pipeline.state import state_bytes
-from compiler.precision import Precision
+from compiler.precision import Precision, Stored
 from compiler.recompute import policy_for
 from compiler.schedule.buckets import Alike, Member, make_buckets
 from compiler.schedule.stream import StreamRequest, streams
