@@ -26,6 +26,23 @@ STYLES = {
     "hf-llama": 'column "model.layers.*.[qkv]_proj", "model.layers.*.gate_proj", "model.layers.*.up_proj"\n'
     ' row "model.layers.*.o_proj", "model.layers.*.down_proj"\n vocab "model.embed_tokens", "lm_head"',
 }  # fmt: skip
+STYLES["hf-qwen3"] = STYLES["hf-llama"]
+
+COSTLY = ("c01_tied_pp", "c36_label_shift", "c20_padding_idx", "hf-gpt2", "hf-qwen3")
+"""Tested by default on fewer meshes."""
+
+
+def meshes(name: str) -> list[tuple[int, bool]]:
+    """The (ranks, sequence parallelism) that a model is tested on by default."""
+    return [(2, True), (8, False)] if name in COSTLY else [(2, False), (3, True), (8, True)]
+
+
+CASES = [
+    pytest.param(name, ranks, sequence, marks=() if (ranks, sequence) in meshes(name) else pytest.mark.full)
+    for name in STYLES
+    for ranks in (2, 3, 4, 8)
+    for sequence in (False, True)
+]
 
 
 def text(name: str, mesh: str, parts: int = 1, sequence: bool = False, batch: int = 4) -> str:
@@ -33,11 +50,18 @@ def text(name: str, mesh: str, parts: int = 1, sequence: bool = False, batch: in
     return plan_text(get(name), batch=batch, mesh=mesh, microbatches=parts, extra=extra)
 
 
-@pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence"])
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.full), 8])
-@pytest.mark.parametrize("name", STYLES)
+@pytest.mark.parametrize(("name", "ranks", "sequence"), CASES)
 def test_equal_to_one_device(name: str, ranks: int, sequence: bool) -> None:
     verdict = verify(loads(text(name, f"tp={ranks}", sequence=sequence), "tensor.plan"), steps=2)
+    assert verdict.worst.error <= TOLERANCE, str(verdict.worst)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", STYLES)
+def test_equal_with_data_parallelism(name: str, ranks: int, sequence: bool) -> None:
+    verdict = verify(loads(text(name, f"dp=2 tp={ranks}", sequence=sequence), "tensor.plan"), steps=2)
     assert verdict.worst.error <= TOLERANCE, str(verdict.worst)
 
 

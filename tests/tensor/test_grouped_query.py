@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from compiler.analysis.verify import TOLERANCE, verify
+import pytest
+import torch
+
+from compiler.analysis.verify import TOLERANCE, random_batch, verify
+from compiler.driver import Options, compile
 from compiler.dsl import loads
 from compiler.layout.placement import Shard
+from runtime.program import load
+from runtime.simulate import simulate
 from tests.tensor.models import block, llama
 
 CASES = {  # (heads, kv_heads, tp): the sub-axes that tp is split into
@@ -25,8 +31,11 @@ CASES = {  # (heads, kv_heads, tp): the sub-axes that tp is split into
 FULL = {case for case in CASES if case not in ((8, 2, 8), (6, 3, 2), (6, 3, 6), (6, 1, 4))}
 
 
-@pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "sequence"),
+    [pytest.param(c, s, marks=pytest.mark.full if c in FULL and not s else ()) for c in CASES for s in (False, True)],
+    ids=str,
+)
 def test_a_block_communicates_as_megatron_does(case: tuple[int, int, int], sequence: bool) -> None:
     heads, kv_heads, tp = case
     compilation, forward, backward = block(llama(tp, heads, kv_heads, sequence))
@@ -73,3 +82,33 @@ def test_the_program_names_the_axis_of_the_plan() -> None:
     assert compilation.program.axes == {"pp": 1, "dp": 2, "tp": 8}
     asked = {item.request: item for item in compilation.asked}
     assert asked['column "layers.*.attn.w[qkv]"'].outcome == "applied"
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (6, 3)], ids=["even", "uneven"])
+def test_checkpoints_over_sub_axes(tmp_path: Path, heads: tuple[int, int]) -> None:
+    """Two steps each over sub-axes, over one axis and on one device are six steps on one device."""
+
+    def run(tp: int, first: int, last: int, restore: Path | None = None, save: Path | None = None):  # type: ignore[no-untyped-def]
+        plan = loads(llama(tp, *heads, sequence=True), "tensor.plan")
+        program = load(compile(plan, options=Options(widen=True)).write(tmp_path / f"program-{tp}"))
+        batches = [random_batch(program, step) for step in range(first, last)]
+
+        def body(session):  # type: ignore[no-untyped-def]
+            if restore:
+                session.restore(restore)
+            losses = [session.step(batch).loss for batch in batches]
+            if save:
+                session.save(save)
+            return losses, session.state_dict()
+
+        return simulate(program, body)
+
+    truth, path = run(1, 0, 6)[0], None
+    for turn, tp in enumerate((8 if heads == (8, 2) else 4, 2, 1)):
+        first, save = 2 * turn, tmp_path / f"step-{turn}"
+        results = run(tp, first, first + 2, path, save)
+        for losses, _ in results:
+            assert losses == pytest.approx(truth[0][first : first + 2], rel=1e-11)
+        path = save
+    for name, tensor in truth[1].items():
+        torch.testing.assert_close(results[0][1][name], tensor, rtol=1e-9, atol=1e-9)
