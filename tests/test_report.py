@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -104,3 +105,14 @@ def test_command(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert main(["inspect", "x.plan", "--html", "x.html"]) == 0
     assert capsys.readouterr().out == "report: x.html\n"
     assert (tmp_path / "x.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_the_schedule_of_a_pipeline_is_drawn():
+    page = html_report(compile(plan_of("pipeline-tied")))
+    assert "zb_h1: 2 ranks, 2 micro-batches" in page and "input-gradient part of stage 1" in page
+
+
+def test_the_schedule_of_auto_is_drawn_in_its_own_times():
+    plan = plan_of("pipeline")
+    page = html_report(compile(replace(plan, pipeline=replace(plan.pipeline, schedule="auto"))))
+    assert re.search(r"auto: 2 ranks, 4 micro-batches.*makespan [\d.]+ [mµ]s, bubble", page, re.DOTALL)

@@ -11,15 +11,16 @@ import jinja2
 
 from compiler.analysis.estimate import Estimate, estimate
 from compiler.analysis.explain import Explanation, explain
+from compiler.analysis.machine import Machine
 from compiler.dsl.units import show_size
 from compiler.report.asked import APPLIED, NOTHING, PARTLY
 from compiler.report.charts import ACTIONS, OTHER_ACTION, WIDTH, memory_chart, rows
 from compiler.report.estimate import grouped, memory_lines, time_lines
 from compiler.report.explain import details, headline
 from compiler.report.numbers import count, duration
+from compiler.report.pictures import schedule_picture
 from compiler.report.show import LEVELS, level_text
-from compiler.report.timeline import draw, to_svg
-from compiler.schedule.planned import plan_schedule
+from compiler.report.timeline import to_svg
 
 if TYPE_CHECKING:
     from compiler.driver import Compilation
@@ -54,7 +55,7 @@ def html_report(compilation: Compilation) -> str:
         timeline=rows(found.time),
         time_lines=time_lines(found),
         seconds=found.time.seconds,
-        schedule=schedule_svg(compilation),
+        schedule=schedule_svg(compilation, found.machine),
         actions={**ACTIONS, "others": OTHER_ACTION},
         traffic=[(*key, *value) for key, value in grouped(sent).items()],
         most=max((size for _, size in grouped(sent).values()), default=1),
@@ -86,9 +87,10 @@ def reason(item: Explanation) -> tuple[str, list[tuple[str, str]]]:
     return headline(item), details(item)
 
 
-def schedule_svg(compilation: Compilation) -> str | None:
-    """The pipeline's schedule, in units of one forward."""
-    strategy = compilation.plan.pipeline
-    if strategy is None or compilation.program.stages == 1:
+def schedule_svg(compilation: Compilation, device: Machine) -> str | None:
+    """The pipeline's schedule, in units of one forward; that of `auto` in the times that it was made for."""
+    strategy, staging = compilation.plan.pipeline, compilation.linked.staging
+    if strategy is None or staging.schedule is None:
         return None
-    return to_svg(draw(strategy.schedule, plan_schedule(compilation.plan)))
+    costs = staging.costs(compilation.plan, device) if strategy.schedule == "auto" else None
+    return to_svg(schedule_picture(strategy.schedule, staging.schedule, costs))

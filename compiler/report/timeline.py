@@ -9,7 +9,6 @@ from importlib.resources import files
 import jinja2
 from rich.text import Text
 
-
 COLUMNS = 1_000
 """At most so many in all."""
 
