@@ -24,6 +24,7 @@ input tokens : int64[batch, seq]
 input labels : int64[batch, seq]
 mesh {mesh} tp={tp}
 {data}tensor over tp {{
+    style  = manual
     column "layers.*.attn.w[qkv]", "layers.*.mlp.w[13]"
     row    "layers.*.attn.wo", "layers.*.mlp.w2"
     vocab  "embed", "head"

@@ -19,6 +19,7 @@ input labels : int64[batch, 8]
 mesh {mesh} tp={tp}
 {"data over dp" if mesh else ""}
 tensor over tp {{
+    style  = manual
     column "layers.*.[qkv]", "layers.*.up"
     row    "layers.*.o", "layers.*.down"
     vocab  "embed", "head"
@@ -65,6 +66,7 @@ input images : float32[batch, 3, 6, 6]
 input labels : int64[batch]
 mesh tp={tp}
 tensor over tp {{
+    style  = manual
     column "first", "depth", "group"
     row    "last"
 }}
@@ -93,6 +95,7 @@ input tokens : int64[batch, 6]
 input labels : int64[batch, 6]
 mesh tp=4
 tensor over tp {
+    style  = manual
     column "layers.*.fused"
     row    "layers.*.o"
 }

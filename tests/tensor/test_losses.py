@@ -27,6 +27,7 @@ input labels : int64[batch, 6]
 mesh {mesh} tp={tp}
 {data}
 tensor over tp {{
+    style = manual
     vocab "embed", "head"
 }}
 optimizer adamw {{ lr = 1e-3 }}
