@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     run = command("run", do_run, "compile a plan and train it: on local processes, or as one of torchrun's")
     run.add_argument("-o", "--output", metavar="FOLDER", help="the program folder; default: build/NAME")
     run.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
+    run.add_argument("--trace", metavar="FILE", help="write a Chrome trace of three steps, with the measured bubble")
     return top
 
 
@@ -346,12 +347,13 @@ def do_run(options: argparse.Namespace) -> int:
         if not (folder / "program.yaml").exists():
             print(f"planc: compile first: planc compile {options.plan} -o {folder}", file=sys.stderr)
             return 2
-        return train(folder, resume=options.resume, plan=options.plan)
+        return train(folder, resume=options.resume, plan=options.plan, trace=options.trace)
     compilation = compile(options.plan, options.sets)
     folder = compilation.write(output_folder(options, compilation.program.name))
     show_warnings(compilation.warnings, dict(compilation.plan.sources))
     print_compilation(terminal(), compilation, folder)
     arguments = ["-m", "runtime", str(folder), "--plan", options.plan, *(["--resume"] if options.resume else [])]
+    arguments += ["--trace", options.trace] if options.trace else []
     return launch(compilation.program.world, arguments)
 
 

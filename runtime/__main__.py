@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
     if under_torchrun():
-        return train(options.folder, options.resume, weights=options.weights, plan=options.plan)
+        return train(options.folder, options.resume, weights=options.weights, plan=options.plan, trace=options.trace)
     try:
         program = load(options.folder)
     except ProgramError as error:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     if program.world == 1:
-        return train(options.folder, options.resume, weights=options.weights, plan=options.plan)
+        return train(options.folder, options.resume, weights=options.weights, plan=options.plan, trace=options.trace)
     return launch(program.world, ["-m", "runtime", *given])
 
 
@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, metavar="N", help="the number of local processes, for a check")
     parser.add_argument("--weights", metavar="PATH", help="begin with the weights of a safetensors file or folder")
     parser.add_argument("--plan", metavar="PLAN", help="the plan's path, for the hints at the end")
+    parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace of three steps")
     return parser
 
 

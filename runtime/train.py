@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,6 +24,7 @@ from runtime.lr import Schedule
 from runtime.program import Program, ProgramError
 from runtime.program import load as load_program
 from runtime.session import Session
+from runtime.trace import Tracer, measured_bubble, write_trace
 from runtime.transport import PeerFailure, Transport, TransportError, connect, together
 
 _RECENT = 20  # steps over which the final loss is averaged, at most
@@ -40,6 +41,7 @@ def train(
     weights: str | Path | None = None,
     plan: str | Path | None = None,
     stream: TextIO | None = None,
+    trace: str | Path | None = None,
 ) -> int:
     """Train a program as its plan's `train { … }` says; the exit status.
 
@@ -47,7 +49,8 @@ def train(
     SIGTERM, after a whole step. Messages go to `stream` (stdout) and stderr, those of a run from rank 0 alone.
 
     resume: go on from the newest complete checkpoint of the run, if there is one. transport: default: see `connect`.
-    weights: a safetensors file or folder to begin with. plan: the plan's path, for the hints at the end.
+    weights: a safetensors file or folder to begin with. plan: the plan's path, for the hints at the end. trace: a file
+    for a Chrome trace of some steps.
     What fails during a step is raised, after the other ranks have been told.
     """
     try:
@@ -57,7 +60,7 @@ def train(
         print(f"planc: {error}", file=sys.stderr)
         return 1
     try:
-        run = Run(program, transport, weights, stream or sys.stdout)
+        run = Run(program, transport, weights, stream or sys.stdout, trace)
         outcome = run.train(resume)
         if transport.rank == 0:
             run.close(outcome, str(plan or Path(folder) / "plan.plan"))
@@ -79,10 +82,14 @@ def train(
 class Run:
     """One rank's part of a run."""
 
-    def __init__(self, program: Program, transport: Transport, weights: str | Path | None, stream: TextIO):
+    def __init__(
+        self, program: Program, transport: Transport, weights: str | Path | None, stream: TextIO,
+        trace: str | Path | None = None,
+    ):  # fmt: skip
         if program.optimizer is None:
             raise TrainError("the plan has no optimizer, so there is nothing to train")
         self.program, self.transport, self.stream = program, transport, stream
+        self.trace = None if trace is None else Path(trace)
         self.options: Mapping[str, Any] = program.train
         self.directory = Path(self.options["directory"] or Path("runs") / program.name)
         self.log_path = Path(self.options["log"] or self.directory / "log.jsonl")
@@ -181,12 +188,17 @@ class Run:
         session, every = self.session, self.options["save_every"]
         losses: deque[float] = deque(maxlen=min(_RECENT, max(1, (total - session.steps) // 10)))
         bad, saved = 0, None
+        traced = traced_steps(session.steps, total) if self.trace is not None else range(0)
+        tracer = Tracer(session)
         started = time.perf_counter()
         while session.steps < total:
             step = session.steps
             batch = next(loader)
-            result = session.step(batch.tensors, batch.valid, local=True)
+            with tracer if step in traced else nullcontext():
+                result = session.step(batch.tensors, batch.valid, local=True)
             ended = time.perf_counter()
+            if step in traced and step == traced[-1]:
+                self.write_trace(tracer)
             losses.append(result.loss)
             if reporter is not None:
                 reporter.report(step, batch, result, ended - started)
@@ -204,6 +216,16 @@ class Run:
                 return Outcome(128 + stop, session.steps, tuple(losses), saved)
             started = time.perf_counter()
         return Outcome(0, session.steps, tuple(losses), saved)
+
+    def write_trace(self, tracer: Tracer) -> None:
+        """Write the trace of all ranks. Collective."""
+        assert self.trace is not None
+        events, mesh = tracer.gathered(), self.session.mesh
+        if self.first:
+            axes = {rank: " ".join(f"{a}={c}" for a, c in mesh.coords(rank).items()) for rank in range(mesh.size)}
+            write_trace(events, self.trace, {rank: f"rank {rank}: {where}" for rank, where in axes.items()})
+            idle = f", measured bubble {measured_bubble(events):.1%}" if self.program.stages > 1 else ""
+            self.say(f"trace: {self.trace}{idle}")
 
     def save(self, loader: Loader) -> None:
         """Write a checkpoint; delete those that are too many."""
@@ -255,6 +277,12 @@ class Reporter:
         )
         if result.skipped:
             self.progress.message(f"step {step + 1} left out: gradients overflowed at loss scale {result.loss_scale:g}")
+
+
+def traced_steps(first: int, total: int) -> range:
+    """The steps that a trace shows: three behind the first, which warms up; fewer where there are no more."""
+    begin = min(first + 1, total - 1)
+    return range(begin, min(begin + 3, total))
 
 
 def sound(result: StepResult) -> bool:
