@@ -3,6 +3,7 @@ flows between the calls, form buckets, and write the instruction stream."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from compiler.autodiff.weight_split import SplitBackward, split_backward
 from compiler.capture import Captured
 from compiler.dsl.plan import InputSpec, Plan
 from compiler.ir.graph import Graph, Value
-from compiler.layout.placement import Layout, Mesh, Partial, Shard, Varying
+from compiler.layout.placement import Layout, Mesh, Partial, Replicate, Shard, Varying
 from compiler.overlap.segment import Overlap
 from compiler.passes.assign_layouts import Assigned, LayoutRequest
 from compiler.pipeline.staging import Staging, pipeline_axis, stage
@@ -285,6 +286,7 @@ class _Linker:
             for rank, work in enumerate(staging.work)
         ]
         instructions = streams(staging.work, requests)
+        messages = self.messages(instructions)
         rows = next((s.shape[s.batch_dim] for s in plan.inputs if s.batch_dim is not None), 1)
         inputs = tuple(self.input(spec) for spec in plan.inputs)
         batch = next((i.shape[i.batch_dim] for i in inputs if i.batch_dim is not None), 1)
@@ -330,10 +332,10 @@ class _Linker:
             | {"tail": plan.data.tail if plan.data is not None else "pad"},
             mode=plan.mode,
             results=results,
-            groups=self.groups(),
+            groups=self.groups(messages),
             streams=instructions,
             pipeline=self.pipeline,
-            messages=self.messages(instructions),
+            messages=messages,
         )
 
     def messages(self, instructions: Sequence[Sequence[Instruction]]) -> tuple[Message, ...]:
@@ -343,14 +345,28 @@ class _Linker:
         found = []
         for name in sent:
             value = values[name.removeprefix("d:")]
-            found.append(Message(name, value.dtype, shape_of(value, self.mesh)))
+            shape = shape_of(value, self.mesh)
+            found.append(Message(name, value.dtype, shape, self.sliced_over(value, name.startswith("d:"), shape)))
         return tuple(found)
 
-    def groups(self) -> tuple[tuple[str, ...], ...]:
+    def sliced_over(self, value: Value, gradient: bool, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """The axes over which a message is sent in slices, if the plan says so: those of tensor parallelism over which all
+        ranks have the same, if the slices come out even."""
+        tensor, pipeline = self.plan.tensor, self.plan.pipeline
+        if tensor is None or pipeline is None or not pipeline.scatter_gather:
+            return ()
+        layout = value.layout or Layout()
+        same = (Replicate,) if gradient else (Replicate, Varying)
+        axes = tuple(axis for axis in self.mesh.parts(*tensor.axes) if isinstance(layout[axis], same))
+        ways = math.prod(map(self.mesh.size, axes))
+        return axes if axes and math.prod(shape) % ways == 0 else ()
+
+    def groups(self, messages: Sequence[Message]) -> tuple[tuple[str, ...], ...]:
         """The sets of axes over which segments communicate."""
         codes = [kind.recorded for kind in self.kinds.values()]
         found = {communicated_axes(node) for code in codes for node in (*code.forward, *code.backward)}
-        return tuple(sorted(found - {()}))
+        sliced = {message.over for message in messages}
+        return tuple(sorted((found | sliced) - {()}))
 
     def whole_mesh(self) -> Mesh:
         """The plan's mesh, its axes of one rank included, split into sub-axes as the layouts have it."""

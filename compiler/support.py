@@ -25,22 +25,10 @@ declare_codes(
 def check_supported(plan: Plan) -> list[Diagnostic]:
     """Warnings; raises PlanError for what is not supported yet. A strategy over axes of one rank changes nothing."""
     found = Diagnostics()
-    _check_pipeline(plan, found)
     if plan.mode == "forward" and any(plan.axis_size(axis) > 1 for axis in (plan.pipeline.axes if plan.pipeline else ())):
         found.error("E201", "`mode = forward` over pipeline stages is not supported yet", plan.pipeline.span)
     found.raise_if_errors(plan.sources)
     return found.warnings
-
-
-def _check_pipeline(plan: Plan, found: Diagnostics) -> None:
-    strategy = plan.pipeline
-    if strategy is not None and strategy.scatter_gather and any(plan.axis_size(axis) > 1 for axis in strategy.axes):
-        found.error(
-            "E201",
-            "`scatter_gather` is not supported yet",
-            strategy.given["scatter_gather"],
-            help="with `tensor { sequence = on }` stages send parts already",
-        )
 
 
 def explain_time_mixing(plan: Plan, mixing: TimeMixing, modules: Mapping[str, str]) -> PlanError:

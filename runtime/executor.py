@@ -21,7 +21,7 @@ from runtime.instructions import OPERATIONS, Instruction
 from runtime.loss_scale import LossScale, overflow
 from runtime.norms import GradientNorms
 from runtime.optimizer import FlatOptimizer, clip_coefficient
-from runtime.program import Call, Output, Program
+from runtime.program import Call, Message, Output, Program
 from runtime.state import RankState
 from runtime.store import Store
 from runtime.transport import Work
@@ -318,6 +318,7 @@ class Executor:
         assert instruction.micro is not None and instruction.peer is not None
         micro, name = self.micros[instruction.micro], instruction.target
         tensor = micro.gradients.pop(name.removeprefix("d:")) if name.startswith("d:") else micro.slots[name]
+        tensor = self.slice_of(tensor, self.messages[name])
         rank = self.context.peer(self.program.pipeline, instruction.peer)
         # The work keeps the tensor until it has been sent.
         self.start(
@@ -329,16 +330,27 @@ class Executor:
         micro, name = self.micros[instruction.micro], instruction.target
         message = self.messages[name]
         tensor = torch.empty(message.shape, dtype=getattr(torch, message.dtype), device=self.context.device)
+        part, transport = self.slice_of(tensor, message), self.context.transport
         rank = self.context.peer(self.program.pipeline, instruction.peer)
-        work = self.context.transport.recv(tensor, rank, wait=False, label=f"{instruction} (step {self.context.step})")
+        work = transport.recv(part, rank, wait=False, label=f"{instruction} (step {self.context.step})")
 
         def arrived() -> None:
+            if message.over:
+                group = self.context.group(message.over)
+                transport.all_gather(tensor, part, group, label=self.label(instruction, message.over))
             if name.startswith("d:"):
                 micro.add(name.removeprefix("d:"), tensor)
             else:
                 micro.slots[name] = tensor
 
         self.start(instruction, work, arrived)
+
+    def slice_of(self, tensor: Tensor, message: Message) -> Tensor:
+        """What of a message this rank sends and receives itself: all of it, or its slice."""
+        if not message.over:
+            return tensor
+        group = self.context.group(message.over)
+        return tensor.view(len(group), -1)[group.index(self.context.transport.rank)]
 
     def do_load(self, instruction: Instruction) -> None:
         self.start(instruction, self.state.stores[instruction.target].load())

@@ -121,11 +121,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Message:
-    """A slot, or the gradient of one ("d:layers.3/x"), that pipeline stages send each other: one rank's part of it."""
+    """A slot, or the gradient of one ("d:layers.3/x"), that pipeline stages send each other: one rank's part of it.
+
+    `over`: axes over which it is the same on all ranks, so that each sends its slice, and the slices are gathered where
+    they arrive (Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, section 4.1).
+    """
 
     slot: str
     dtype: str
     shape: tuple[int, ...]
+    over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

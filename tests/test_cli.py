@@ -365,7 +365,6 @@ STRATEGIES = {
     "context": "context over cp",
 }
 UNSUPPORTED = {
-    "scatter_gather": "pipeline over pp { scatter_gather = on }",
     "mode": "pipeline over pp\nmode = forward",
 }
 

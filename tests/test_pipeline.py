@@ -91,6 +91,16 @@ def test_with_tensor_parallelism(mesh: str, sequence: str) -> None:
     check("llama-odd-tiny", mesh, f"{pipeline(parts=2)}\n{tensor}\nclip grad_norm = 0.5")
 
 
+def test_stages_send_slices_of_what_is_replicated() -> None:
+    tensor = f"tensor over tp {{ {STYLES['llama-odd-tiny']}\n style = manual\n sequence = off }}"
+    extra = f"{pipeline(parts=2, scatter_gather='on')}\n{tensor}"
+    check("llama-odd-tiny", "pp=2 tp=2", extra)
+    program = compile(
+        loads(plan_text(get("llama-odd-tiny"), batch=8, mesh="pp=2 tp=2", microbatches=1, extra=extra), "p.plan")
+    ).program
+    assert any(message.over == ("tp",) for message in program.messages)
+
+
 @pytest.mark.parametrize("policy", ["selective", "full"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_with_recomputation(schedule: str, policy: str) -> None:

@@ -35,6 +35,9 @@ def asked_pipeline(c: Compilation) -> Iterator[tuple[str, str, str]]:
     if "schedule" in strategy.given:
         timing = simulate(schedule, assignment.costs(schedule, machine(c.plan, c.mesh), strategy.axes))
         yield f"schedule = {strategy.schedule}", "applied", f"bubble {timing.bubble:.1%}, by what the stages cost"
+    if strategy.scatter_gather:
+        sliced = sum(bool(message.over) for message in sent)
+        yield "scatter_gather = on", "applied" if sliced else "no effect", f"{sliced} of {len(sent)} values are sent in slices"
     if "virtual" in strategy.given:
         yield f"virtual = {strategy.virtual}", "applied", f"{schedule.stages} stages in turn on {schedule.ranks} ranks"
     if strategy.split_before:
