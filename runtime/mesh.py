@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -85,7 +84,6 @@ class Mesh:
 
     def groups(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """All groups over `axes`, ordered by their first rank; together they hold each rank once."""
-        for name in axes:
-            self.axis(name)
-        firsts = itertools.product(*((0,) if name in axes else range(size) for name, size in self.axes))
-        return tuple(self.group(self.rank(dict(zip(self.names, point, strict=True))), axes) for point in firsts)
+        members = self.group(0, axes)
+        others = self.group(0, tuple(name for name in self.names if name not in axes))
+        return tuple(tuple(first + member for member in members) for first in others)

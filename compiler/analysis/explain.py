@@ -144,7 +144,8 @@ class _Explainer:
         over = ", ".join(first.axes)
         bucket = self.buckets.get(first.target)
         parameters = bucket.parameters if bucket is not None else ()
-        value = listed(parameters) if parameters else first.target
+        targets = list(dict.fromkeys(flow.target for flow in flows))
+        value = listed(parameters or targets)
         why = INSTRUCTIONS.get(first.op, "the instruction communicates").format(axes=over)
         story = Story(Origin(), value, "", (), (why,))
         causes = tuple(self.causes(first.axes, [], first.op))

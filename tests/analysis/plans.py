@@ -41,16 +41,33 @@ PLANS: dict[str, tuple[str, str, int, str]] = {
     "zero-tp": ("llama-small", "dp=2 tp=2", 1, LLAMA % "on" + "zero over dp { stage = 3, bucket = 100kB }"),
     "pipeline": ("llama-small", "pp=2 dp=2", 1, "pipeline over pp { schedule = 1f1b, microbatches = 4 }"),
     "pipeline-tied": (
-        "gpt-tied-tiny", "pp=2 tp=1", 1, "pipeline over pp { schedule = zb_h1, microbatches = 2 }\nclip grad_norm = 1.0"
+        "gpt-tied-tiny",
+        "pp=2 tp=1",
+        1,
+        "pipeline over pp { schedule = zb_h1, microbatches = 2 }\nclip grad_norm = 1.0",
     ),
     "pipeline-interleaved": (
-        "llama-small", "pp=2 tp=2", 1,
+        "llama-small",
+        "pp=2 tp=2",
+        1,
         LLAMA % "on" + "pipeline over pp { schedule = interleaved, microbatches = 2, virtual = 2 }",
     ),
     "pipeline-zero": (
-        "llama-small", "pp=2 dp=2", 1,
+        "llama-small",
+        "pp=2 dp=2",
+        1,
         "pipeline over pp { schedule = 1f1b, microbatches = 2 }\nzero over dp { stage = 2, bucket = 100kB }",
     ),
+    "hybrid": ("llama-odd-tiny", "dp=4", 1, "zero over dp { stage = 3, hybrid = 2 }"),
+    "bf16": (
+        "llama-small",
+        "dp=2",
+        2,
+        "precision { compute = bf16, reduce = fp32, master = fp32 }\nzero over dp { stage = 2 }\nclip grad_norm = 1.0",
+    ),
+    "fp16": ("llama-tiny", "dp=2", 1, "precision { compute = fp16, master = fp32, loss_scale = dynamic }"),
+    "overlap": ("llama-small", "tp=2", 1, LLAMA.replace("sequence = %s", "sequence = on\n    overlap = on")),
+    "offload": ("llama-tiny", "dp=2", 2, "zero over dp { stage = 2, offload = optimizer }"),
 }
 """Name → zoo entry, mesh, micro-batches, further statements."""
 
