@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from compiler.analysis.estimate import estimate
 from compiler.analysis.events import Communicate, Compute, Event, Wait
 from compiler.analysis.machine import Machine
 from compiler.analysis.time import StepTime, read_time
+from compiler.cli import main
 from compiler.driver import compile
 from compiler.dsl import loads
 from compiler.dsl.devices import Device
@@ -112,3 +114,15 @@ def test_recomputation_costs_no_mfu():
     plain, full = (estimate(compile(plan_of(name))).time for name in ("accumulate", "full"))
     assert full.model_flops == plain.model_flops
     assert sum(full.stages[0].flops.values()) > sum(plain.stages[0].flops.values())
+
+
+def test_command(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    """`planc estimate --json`: the same figures, and whether they fit the device."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.plan").write_text(plan_of("zero-3").text + "cluster { device = h100, memory = 1MB }\n")
+    assert main(["estimate", "x.plan", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (memory,) = found["memory"]
+    assert memory["peak"] == sum(memory["categories"].values()) > found["device_memory"] and not found["fits"]
+    assert sum(flow["sent"] for flow in found["traffic"][0]["flows"]) == found["traffic"][0]["sent"]
+    assert 0 < found["mfu"] < 1 and found["tokens_per_second"] == pytest.approx(8 * 32 / found["step_seconds"])
