@@ -80,6 +80,9 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--steps", type=at_least_one, default=3)
     verify = command("verify", do_verify, "compare a plan with one-device eager PyTorch in float64")
     verify.add_argument("--steps", type=at_least_one, default=3)
+    verify.add_argument(
+        "--ladder", action="store_true", help="turn the strategies on one at a time, and name the first that breaks"
+    )
     run = command("run", do_run, "compile a plan and train it: on local processes, or as one of torchrun's")
     run.add_argument("-o", "--output", metavar="FOLDER", help="the program folder; default: build/NAME")
     run.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
@@ -319,6 +322,8 @@ def do_verify(options: argparse.Namespace) -> int:
     from compiler.analysis.verify import TOLERANCE, verify
     from compiler.dsl import load
 
+    if options.ladder:
+        return climb_ladder(options)
     verdict = verify(load(options.plan, options.sets), options.steps)
     if options.json:
         worst = [{"what": d.what, "error": d.error} for d in verdict.deviations[:10]]
@@ -333,6 +338,28 @@ def do_verify(options: argparse.Namespace) -> int:
         for item in shown:
             print(f"  relative error {item.error:.2e}: {item.what}")
     return 0 if verdict.ok else 1
+
+
+def climb_ladder(options: argparse.Namespace) -> int:
+    from compiler.analysis.ladder import Step, climb
+    from compiler.dsl import load
+
+    found: list[dict[str, object]] = []
+
+    def tell(step: Step) -> None:
+        worst = step.verdict.worst
+        found.append({"added": step.rung.added, "ranks": step.verdict.ranks, "ok": step.verdict.ok, "error": worst.error})
+        if not options.json:
+            mark = "ok " if step.verdict.ok else "BAD"
+            ranks = f"{step.verdict.ranks} rank" + ("s" if step.verdict.ranks > 1 else "")
+            print(f"{mark} + {step.rung.added:<24} {ranks:>9}   {worst.error:.1e}  {worst.what}", flush=True)
+
+    broken = climb(load(options.plan, options.sets), options.steps, tell)
+    if options.json:
+        print(json.dumps({"ok": broken is None, "rungs": found}))
+    elif broken is not None:
+        print(f"the first to break: {broken.rung.added}")
+    return 0 if broken is None else 1
 
 
 def do_run(options: argparse.Namespace) -> int:
