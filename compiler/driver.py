@@ -21,7 +21,7 @@ from compiler.ir.graph import Graph, Value
 from compiler.ir.verify import verify_graph
 from compiler.layout.placement import Layout, Mesh, Placement, Shard, V
 from compiler.layout.propagate import TimeMixing
-from compiler.link import Linked, link
+from compiler.link import Linked, Sources, link
 from compiler.passes.assign_layouts import Assigned, LayoutRequest, assign_layouts
 from compiler.passes.base import run_passes
 from compiler.passes.lift_vary import LiftVary
@@ -109,7 +109,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         _after_layouts(assigned, request, options.watch)
 
     def build(plan: Plan) -> Compilation:
-        linked = link(plan, captured, assigned, request, Precision.of(plan, options.widen))
+        linked = link(Sources(plan, captured, assigned, request, Precision.of(plan, options.widen)))
         return Compilation(plan, linked.program, captured, graph, request.mesh, assigned, linked, [], warnings)
 
     with clock("fit"):
