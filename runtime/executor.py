@@ -187,14 +187,13 @@ class Executor:
     def do_backward(self, instruction: Instruction) -> None:
         call, micro, module = self.enter_backward(instruction)
         references = self.aim(call, module.WANTED)
-        self.take(micro, references, module.backward(self.context, *self.passed(call, instruction, module.NEEDED)))
+        self.take(micro, references, module.backward(self.context, self.passed(call, instruction, module.NEEDED)))
 
     def do_backward_input(self, instruction: Instruction) -> None:
         call, micro, module = self.enter_backward(instruction)
         references = self.aim(call, module.WANTED_INPUT)
         passed = self.passed(call, instruction, module.NEEDED_INPUT)
-        gradients, micro.kept[call.name] = module.backward_input(self.context, *passed)
-        del passed
+        gradients, micro.kept[call.name] = module.backward_input(self.context, passed)
         self.take(micro, references, gradients)
 
     def do_backward_weight(self, instruction: Instruction) -> None:
@@ -202,14 +201,18 @@ class Executor:
         references = self.aim(call, module.WANTED_WEIGHT)
         arguments = [self.argument(call.arguments[k], instruction.micro or 0) for k in module.NEEDED_WEIGHT]
         arguments += micro.kept.pop(call.name)
-        self.take(micro, references, module.backward_weight(self.context, *arguments))
+        self.take(micro, references, module.backward_weight(self.context, arguments))
 
     def enter_backward(self, instruction: Instruction) -> tuple[Call, _Micro, ModuleType]:
         call = self.calls[instruction.target]
         return call, self.enter(call, instruction), self.kinds[call.kind]
 
     def passed(self, call: Call, instruction: Instruction, needed: Sequence[int]) -> list[Tensor]:
-        """What a backward gets: arguments of the call, what the forward saved, and the gradients of results."""
+        """What a backward gets: arguments of the call, what the forward saved, and the gradients of results.
+
+        In a list that it empties: so nobody else holds them, and its code frees each behind its last use. (The arguments
+        of a Python call live until it returns.)
+        """
         number = instruction.micro or 0
         micro, module = self.micros[number], self.kinds[call.kind]
         arguments = [self.argument(call.arguments[k], number) for k in needed]

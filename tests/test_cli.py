@@ -157,7 +157,7 @@ def test_dump_after(capsys: Captured) -> None:
         ("captured", "input %x : float32[8, 4]  # kind=batch"),
         ("layouts", "input %x : float32[8, 4] {dp: S(0), micro: S(0)}  # kind=batch"),
         ("segments", "# 2 calls: layers.1, layers.2"),
-        ("local", "def backward(ctx, "),
+        ("local", "def backward(ctx, given)"),
         ("instructions", "reduce bucket0\nwait reduce bucket0\nclip\nstep bucket0\nreport\n"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from compiler.analysis.events import Allocate, Event
-from compiler.analysis.storage import StorageTracker
+from compiler.analysis.events import Allocate, Event, Release
+from compiler.analysis.storage import Storage, StorageTracker
 from compiler.autodiff.partition import SegmentCode
 from compiler.ir.graph import Node
 from runtime.context import TIME, RankContext
@@ -20,7 +20,7 @@ from runtime.context import TIME, RankContext
 
 @dataclass(frozen=True)
 class Made:
-    """How to make a result again: on the storage of argument `argument`, or on storage `storage` of the code's own."""
+    """How to make a tensor again: on the storage of argument `argument`, or on storage `storage` of the code's own."""
 
     argument: int | None
     storage: int
@@ -35,13 +35,37 @@ class Made:
 
 @dataclass(frozen=True)
 class Recording:
-    """One run of a function: its events, the bytes of the storages that its results need, and the results: how they are
-    made, or themselves if they are None or live on (a cached tensor)."""
+    """One run of a function on stand-ins for its arguments: its events, the bytes of the storages that its results
+    need, and the results: how they are made, or themselves if they are None or live on (a cached tensor).
+
+    `given`: storage number of a stand-in → the first argument on it. `chunks`: the events as they are where arguments
+    of these categories die in the code, and the others are held elsewhere.
+    """
 
     events: Sequence[Event]
     storages: dict[int, int]
     results: tuple[Made | Tensor | None, ...]
     structure: TreeSpec
+    given: dict[int, int]
+    chunks: dict[tuple[tuple[int, str], ...], Sequence[Event]] = field(default_factory=dict)
+
+    def chunk(self, arguments: Sequence[Storage | None]) -> Sequence[Event]:
+        """The events with these storages for the stand-ins: those that have died do so where the stand-in did."""
+        died = {k: s for k in self.given.values() if (s := arguments[k]) is not None and not s.alive}
+        # Storages of this very instruction are known by their numbers, others by their category alone.
+        shared = all(storage.category is not None for storage in died.values())
+        key = tuple((k, storage.category or "") for k, storage in died.items())
+        if shared and key in self.chunks:
+            return self.chunks[key]
+        events: list[Event] = []
+        for event in self.events:
+            if not isinstance(event, Release) or event.storage not in self.given:
+                events.append(event)
+            elif (storage := died.get(self.given[event.storage])) is not None:
+                events.append(Release(storage.number, storage.bytes, storage.category))
+        if shared:
+            self.chunks[key] = events
+        return events
 
 
 class ReplayedKind:
@@ -52,7 +76,7 @@ class ReplayedKind:
     """
 
     def __init__(self, code: SegmentCode, module: ModuleType, tracker: StorageTracker):
-        self._module, self._tracker = module, tracker
+        self._module, self._tracker, self._file = module, tracker, module.forward.__code__.co_filename
         nodes = [*code.forward, *code.backward]
         self._repeatable = not any(node.op.startswith("planc.opaque") for node in nodes)
         self._timed = any(mentions_time(node) for node in nodes)
@@ -63,54 +87,72 @@ class ReplayedKind:
         found = getattr(self._module, name)
         if not callable(found):
             return found
+        if name == "forward":
 
-        def run(context: RankContext, *arguments: Any) -> Any:
-            return self._run(name, found, context, arguments)
+            def forward(context: RankContext, *arguments: Any) -> Any:
+                return self._run(name, lambda c, given: found(c, *given), context, list(arguments))
 
-        return run
+            return forward
 
-    def _run(self, name: str, function: Callable[..., Any], context: RankContext, arguments: tuple[Any, ...]) -> Any:
+        def backward(context: RankContext, given: list[Any]) -> Any:
+            return self._run(name, found, context, given)
+
+        return backward
+
+    def _run(self, name: str, function: Callable[..., Any], context: RankContext, arguments: list[Any]) -> Any:
+        first: dict[int, int] = {}
         situation = (
             name,
             context.coords[TIME] if self._timed else None,
             tuple((tuple(a.shape), a.stride(), a.dtype) if isinstance(a, Tensor) else a for a in arguments),
+            tuple(first.setdefault(memory_of(a), k) for k, a in enumerate(arguments)),
             tuple(None if target is None else target[0].dtype for target in context.targets),
         )
-        recording = self._recordings.get(situation)
+        tracker, recording = self._tracker, self._recordings.get(situation)
+        if recording is None and situation in self._seen:
+            with tracker.aside(None):
+                recording = self._recordings[situation] = self._record(function, context, arguments)
         if recording is not None:
             return self._replay(recording, arguments)
-        events: list[Event] = []
-        with self._tracker.chunk(events, function.__code__.co_filename):
-            results = function(context, *arguments)
-        if situation in self._seen:
-            self._recordings[situation] = self._recorded(events, results, arguments)
-        elif self._repeatable:
+        if self._repeatable:
             self._seen.add(situation)
-        return results
+        with tracker.chunk([], self._file):
+            return function(context, arguments)
 
-    def _recorded(self, events: list[Event], results: Any, arguments: tuple[Any, ...]) -> Recording:
+    def _record(self, function: Callable[..., Any], context: RankContext, arguments: Sequence[Any]) -> Recording:
+        """Run it on stand-ins of the same shapes, which share storages as the arguments do."""
+        tracker = self._tracker
+        passed = stand_ins(arguments)
+        given: dict[int, int] = {}
+        for k in range(len(passed)):
+            if without_data(passed[k]):
+                given.setdefault(tracker.see(passed[k]).number, k)
+        events: list[Event] = []
+        with tracker.aside(events, self._file):
+            results = function(context, passed)
         leaves, structure = tree_flatten(results)
-        given = {a.untyped_storage()._cdata: k for k, a in enumerate(arguments) if isinstance(a, Tensor)}
         new = {event.storage for event in events if isinstance(event, Allocate)}
         storages: dict[int, int] = {}
         found: list[Made | Tensor | None] = []
         for leaf in leaves:
-            if not isinstance(leaf, Tensor):
+            storage = tracker.see(leaf) if isinstance(leaf, Tensor) else None
+            if storage is None:
                 found.append(None)
-                continue
-            argument, storage = given.get(leaf.untyped_storage()._cdata), self._tracker.see(leaf)
-            if argument is None and storage.number not in new:
-                found.append(leaf)
-                continue
-            if argument is None:
+            elif storage.number in given:
+                found.append(made_on(leaf, given[storage.number], storage.number))
+            elif storage.number in new:
                 storages[storage.number] = storage.bytes
-            layout = (tuple(leaf.shape), leaf.stride(), leaf.storage_offset())
-            found.append(Made(argument, storage.number, leaf.dtype, *layout))
-        return Recording(tuple(events), storages, tuple(found), structure)
+                found.append(made_on(leaf, None, storage.number))
+            else:
+                found.append(leaf)
+        return Recording(events, storages, tuple(found), structure, given)
 
-    def _replay(self, recording: Recording, arguments: tuple[Any, ...]) -> Any:
-        with self._tracker.repeated(recording.events):
-            memory = {number: self._tracker.again(number, size) for number, size in recording.storages.items()}
+    def _replay(self, recording: Recording, arguments: list[Any]) -> Any:
+        """Make the results again, and let go of the arguments as the function does."""
+        tracker = self._tracker
+        with tracker.aside(None):
+            held = [tracker.see(a) if without_data(a) else None for a in arguments]
+            memory = {number: tracker.again(number, size) for number, size in recording.storages.items()}
             leaves = []
             for made in recording.results:
                 if isinstance(made, Made):
@@ -119,7 +161,37 @@ class ReplayedKind:
                     leaves.append(made.again(where))
                 else:
                     leaves.append(made)
+            arguments.clear()
+        tracker.write(recording.chunk(held))
         return tree_unflatten(leaves, recording.structure)
+
+
+def stand_ins(arguments: Sequence[Any]) -> list[Any]:
+    """Tensors of the same shapes on storages of their own, which they share as the arguments do theirs."""
+    fresh: dict[int, torch.UntypedStorage] = {}
+    found = []
+    for argument in arguments:
+        if without_data(argument):
+            size = argument.untyped_storage().nbytes()
+            memory = fresh.setdefault(memory_of(argument), torch.UntypedStorage(size, device="meta"))
+            argument = made_on(argument, None, 0).again(memory)
+        found.append(argument)
+    return found
+
+
+def without_data(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.device.type == "meta"
+
+
+def memory_of(argument: Any) -> int:
+    """What tells apart the memory of arguments."""
+    return argument.untyped_storage()._cdata if isinstance(argument, Tensor) else id(argument)
+
+
+def made_on(tensor: Tensor, argument: int | None, storage: int) -> Made:
+    """How `tensor` is made again."""
+    layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return Made(argument, storage, tensor.dtype, *layout)
 
 
 def mentions_time(node: Node) -> bool:

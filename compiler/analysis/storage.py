@@ -32,11 +32,12 @@ _READS = {_ATEN._local_scalar_dense.default, _ATEN.equal.default, _ATEN.is_nonze
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A live storage: its number, its bytes, and its category once it has one."""
+    """A storage: its number, its bytes, its category once it has one, and whether it is still alive."""
 
     number: int
     bytes: int
     category: str | None = None
+    alive: bool = True
 
 
 class StorageTracker(TorchDispatchMode):
@@ -88,6 +89,7 @@ class StorageTracker(TorchDispatchMode):
 
     def _released(self, key: int) -> None:
         storage = self._live.pop(key)
+        storage.alive = False
         if storage.category is None:
             del self.fresh[storage.number]
         else:
@@ -131,15 +133,19 @@ class StorageTracker(TorchDispatchMode):
             self._chunks.append(self._open)
 
     @contextmanager
-    def repeated(self, events: Sequence[Event]) -> Iterator[None]:
-        """What happens meanwhile is written down as these events, recorded before."""
-        self._chunks.append(events)
-        self._open = None
+    def aside(self, events: list[Event] | None, code: str = "") -> Iterator[None]:
+        """What happens meanwhile is no part of the step: it goes to `events`, if anywhere."""
+        before, self._open, self._code = self._open, events, code
         try:
             yield
         finally:
-            self._open = []
-            self._chunks.append(self._open)
+            self._open, self._code = before, ""
+
+    def write(self, events: Sequence[Event]) -> None:
+        """A chunk of events that others may share."""
+        self._chunks.append(events)
+        self._open = []
+        self._chunks.append(self._open)
 
     def line(self) -> int:
         """The line of the generated code that runs; 0 outside of it."""

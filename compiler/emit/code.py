@@ -23,7 +23,7 @@ _TEMPLATE = jinja2.Environment(
 
 RESERVED = {
     "ctx", "torch", "aten", "forward", "backward", "backward_input", "backward_weight", "NEEDED", "GIVEN", "WANTED",
-    "NEEDED_INPUT", "WANTED_INPUT", "NEEDED_WEIGHT", "WANTED_WEIGHT",
+    "NEEDED_INPUT", "WANTED_INPUT", "NEEDED_WEIGHT", "WANTED_WEIGHT", "given",
 }  # fmt: skip
 
 
@@ -33,10 +33,9 @@ def segment_source(name: str, code: SegmentCode, used_by: list[str], split: Spli
     arguments = [writer.name(value) for value in code.arguments]
     forward = writer.lines(code.forward, keep=[*code.results, *code.saved, *code.arguments])
     results, saved = writer.tuple(code.results), writer.tuple(code.saved)
-    passed = [code.arguments[k] for k in code.needed] + code.saved + code.cotangents
-    backward_arguments = [writer.name(value) for value in passed]
-    backward = writer.lines(code.backward, keep=code.gradients, release=passed)
-    parts = [] if split is None else [_input_part(writer, code, split), _weight_part(writer, code, split)]
+    backwards = [_whole(writer, code)] if code.wanted else []
+    if backwards and split is not None:
+        backwards += [_input_part(writer, code, split), _weight_part(writer, code, split)]
     calls = ", ".join(used_by[:6]) + (f" and {len(used_by) - 6} more" if len(used_by) > 6 else "")
     return _TEMPLATE.render(
         title=f"Segment {name}.",
@@ -49,40 +48,48 @@ def segment_source(name: str, code: SegmentCode, used_by: list[str], split: Spli
         forward=forward,
         results=results,
         saved=saved,
-        has_backward=bool(code.wanted),
-        backward_arguments=backward_arguments,
-        backward=backward,
-        gradients=writer.tuple(code.gradients),
-        parts=parts,
+        backwards=backwards,
     )
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One function of a split backward, as text."""
+class _Backward:
+    """The backward or a part of it, as text. It gets its `arguments` in one list, which it empties."""
 
     name: str
     needed: tuple[int, ...]
     wanted: tuple[int, ...]
-    arguments: list[str]
+    arguments: str
     lines: list[str]
     returns: str
 
+    @property
+    def suffix(self) -> str:
+        return self.name.removeprefix("backward_").upper()
 
-def _input_part(writer: _Writer, code: SegmentCode, split: SplitBackward) -> _Part:
+
+def _whole(writer: _Writer, code: SegmentCode) -> _Backward:
+    passed = [code.arguments[k] for k in code.needed] + code.saved + code.cotangents
+    lines = writer.lines(code.backward, keep=code.gradients, release=passed)
+    returns = writer.tuple(code.gradients)
+    return _Backward("backward", tuple(code.needed), tuple(code.wanted), writer.targets_of(passed), lines, returns)
+
+
+def _input_part(writer: _Writer, code: SegmentCode, split: SplitBackward) -> _Backward:
     part = split.input
     passed = [code.arguments[k] for k in part.needed] + code.saved + code.cotangents
     lines = writer.lines(part.nodes, keep=[*part.gradients, *split.kept], release=passed)
     returns = f"{writer.tuple(part.gradients)}, {writer.tuple(split.kept)}"
-    return _Part("input", tuple(part.needed), tuple(part.wanted), list(map(writer.name, passed)), lines, returns)
+    needed, wanted = tuple(part.needed), tuple(part.wanted)
+    return _Backward("backward_input", needed, wanted, writer.targets_of(passed), lines, returns)
 
 
-def _weight_part(writer: _Writer, code: SegmentCode, split: SplitBackward) -> _Part:
+def _weight_part(writer: _Writer, code: SegmentCode, split: SplitBackward) -> _Backward:
     part = split.weight
     passed = [code.arguments[k] for k in part.needed] + split.kept
     lines = writer.lines(part.nodes, keep=part.gradients, release=passed)
-    arguments = list(map(writer.name, passed))
-    return _Part("weight", tuple(part.needed), tuple(part.wanted), arguments, lines, writer.tuple(part.gradients))
+    needed, wanted, returns = tuple(part.needed), tuple(part.wanted), writer.tuple(part.gradients)
+    return _Backward("backward_weight", needed, wanted, writer.targets_of(passed), lines, returns)
 
 
 @cache
@@ -119,6 +126,11 @@ class _Writer:
     def tuple(self, values: Iterable[Value]) -> str:
         names = [self.name(value) for value in values]
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+    def targets_of(self, values: Iterable[Value]) -> str:
+        """What takes the values out of a list: "x, w", or "x," for one."""
+        names = [self.name(value) for value in values]
+        return f"{names[0]}," if len(names) == 1 else ", ".join(names)
 
     def operators(self) -> list[tuple[str, str]]:
         return [(name, f"torch.ops.{target}") for target, name in self.targets.items()]

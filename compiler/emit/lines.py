@@ -10,6 +10,8 @@ from compiler.ir.graph import Node
 if TYPE_CHECKING:
     from compiler.link import Kind
 
+_NO_NODE = ("#", "del ", "return ", "given.clear()")
+
 
 def node_lines(kind: Kind, source: str) -> Mapping[int, Node]:
     """Line number → node, of a kind's code. Each node has one line, in order, in each function that it is part of."""
@@ -18,7 +20,7 @@ def node_lines(kind: Kind, source: str) -> Mapping[int, Node]:
     for number, line in enumerate(source.splitlines(), 1):
         if line.startswith("def "):
             nodes = iter(functions(kind)[line.removeprefix("def ").partition("(")[0]])
-        elif line.startswith("    ") and not line.strip().startswith(("#", "del ", "return ")):
+        elif line.startswith("    ") and not line.strip().startswith(_NO_NODE) and not line.endswith(" = given"):
             if (node := next(nodes, None)) is not None:
                 found[number] = node
     return found

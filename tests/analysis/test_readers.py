@@ -38,6 +38,16 @@ def check_memory(memory: Memory, truth: Observed) -> None:
     assert memory.peak.bytes == sum(memory.peak.categories.values())
 
 
+def test_backward_frees_what_it_has_read(tmp_path: Path):
+    """What was saved goes behind its last use, not at the end of the backward: what it makes finds room there."""
+    compilation = compile(plan_of("accumulate"))
+    program = load(compilation.write(tmp_path / "program"))
+    saved = sum(value.nbytes for value in compilation.linked.kinds["layers"].code.saved)
+    moments = observe(program, random_batch(program, 0))[0].moments
+    risen = {peak - before for i, before, peak in moments if i.op == "backward" and i.target.startswith("layers.")}
+    assert max(risen) < saved / 4  # 0.4 of it if all stayed
+
+
 def counted(traffic: Traffic) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
     """(kind, axes) → calls and bytes."""
     calls: Counter = Counter()

@@ -94,4 +94,4 @@ def test_a_program_without_split_instructions_has_no_parts(build_dir: Path) -> N
     whole = compiled(get("llama-tiny"))
     assert "backward_input" not in (whole.write(build_dir / "a") / "segments" / "layers.py").read_text()
     text = (split_backwards(whole, 0).write(build_dir / "b") / "segments" / "layers.py").read_text()
-    assert "def backward_input(ctx, " in text and "def backward_weight(ctx, " in text
+    assert "def backward_input(ctx, given)" in text and "def backward_weight(ctx, given)" in text

@@ -32,7 +32,9 @@ def forward(ctx, x, target, w1, b1, w2, scale):
     return (loss,), (h, difference)
 
 
-def backward(ctx, x, w1, b1, w2, scale, h, difference, gradient):
+def backward(ctx, given):
+    x, w1, b1, w2, scale, h, difference, gradient = given
+    given.clear()
     gy = difference * (2.0 / ctx.batch) * gradient * scale
     gh = ctx.mask((gy @ w2) * (1 - h * h), HIDDEN_CUT, HIDDEN, "sum")
     return gh.T @ x, gh.sum(0), gy.T @ h
@@ -150,7 +152,9 @@ def forward(ctx, tokens, labels, table):
     return (real(each.sum(1)).sum() / count,), (tokens, labels, logits, weights)
 
 
-def backward(ctx, tokens, labels, logits, weights, gradient):
+def backward(ctx, given):
+    tokens, labels, logits, weights, gradient = given
+    given.clear()
     rows = logits.exp()
     rows.scatter_add_(-1, labels.clamp(min=0)[..., None], -torch.ones_like(weights)[..., None])
     rows = rows * (weights * gradient)[..., None]
