@@ -11,7 +11,7 @@ from runtime.constants import read_constants
 from runtime.cuts import local_part, parse_cuts
 from runtime.factory import build
 from runtime.program import Bucket, Parameter, Program
-from runtime.store import Pool, Store
+from runtime.store import Store
 from runtime.transfer import Transfer
 
 
@@ -38,13 +38,13 @@ class RankState:
     ):  # fmt: skip
         self.program, self.sizes, self.coords, self.device = program, sizes, coords, device
         self.stage = coords.get(program.pipeline, 0)
-        self.pool, transfer = Pool(device), Transfer(device)
+        transfer = Transfer(device)
         self.specs = {p.name: p for p in program.parameters if self.stage in p.stages}
         self.stores: dict[str, Store] = {}
         self.home: dict[str, Store] = {}
         for bucket in self.buckets():
             shapes = {name: self.local_shape(self.specs[name]) for name in bucket.parameters}
-            store = self.stores[bucket.name] = Store(bucket, shapes, sizes, coords, self.pool, transfer)
+            store = self.stores[bucket.name] = Store(bucket, shapes, sizes, coords, transfer)
             self.home.update(dict.fromkeys(bucket.parameters, store))
         self.alone = {
             spec.name: torch.empty(self.local_shape(spec), dtype=getattr(torch, spec.dtype), device=device)

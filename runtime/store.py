@@ -9,6 +9,8 @@ cut into equal parts over the axes `shard`, and a rank's own part is the truth:
     zero = 1        always, gathered again    always                     a view into the whole
     zero = 2        always, gathered again    from `begin` to its end    memory of its own
     zero = 3        from `gather` to `free`   from `begin` to its end    memory of its own
+
+What comes and goes is the allocator's in between, so that activations may lie where it was.
 """
 
 from __future__ import annotations
@@ -25,22 +27,6 @@ from runtime.transfer import Transfer
 from runtime.transport import Work
 
 
-class Pool:
-    """Flat buffers that come and go: what is given back is taken again, so that no step allocates anew."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
-
-    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A buffer with arbitrary contents."""
-        found = self.free.get((numel, dtype))
-        return found.pop() if found else torch.empty(numel, dtype=dtype, device=self.device)
-
-    def give(self, buffer: Tensor) -> None:
-        self.free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """A parameter's place [start, end) in its bucket's flat buffer, and its local shape."""
@@ -55,9 +41,9 @@ class Store:
 
     def __init__(
         self, bucket: Bucket, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int],
-        coords: Mapping[str, int], pool: Pool, transfer: Transfer,
+        coords: Mapping[str, int], transfer: Transfer,
     ):  # fmt: skip
-        self.bucket, self.pool, self.transfer = bucket, pool, transfer
+        self.bucket, self.transfer, self.device = bucket, transfer, transfer.device
         self.dtype = getattr(torch, bucket.dtype)
         self.gradient_dtype = getattr(torch, bucket.reduce or bucket.dtype)
         self.spans: dict[str, Span] = {}
@@ -76,10 +62,10 @@ class Store:
         self.shard: Tensor | None = None
         self.host: Tensor | None = None
         if bucket.zero < 3:
-            self.whole = torch.zeros(self.padded, dtype=self.dtype, device=pool.device)
+            self.whole = torch.zeros(self.padded, dtype=self.dtype, device=self.device)
             self.shard = self.own(self.whole)
         elif bucket.offload not in ("params", "all"):
-            self.shard = torch.zeros(self.length, dtype=self.dtype, device=pool.device)
+            self.shard = torch.zeros(self.length, dtype=self.dtype, device=self.device)
         if self.shard is None or steps_on_host:
             self.host = transfer.host_zeros(self.length, self.dtype)
         self.master: Tensor | None = None
@@ -87,17 +73,17 @@ class Store:
             dtype = getattr(torch, bucket.master)
             self.master = (
                 transfer.host_zeros(self.length, dtype) if steps_on_host
-                else torch.zeros(self.length, dtype=dtype, device=pool.device)
+                else torch.zeros(self.length, dtype=dtype, device=self.device)
             )  # fmt: skip
         self.gradient: Tensor | None = None
         self.reduced: Tensor | None = None
         self.host_gradient = transfer.host_zeros(self.length, self.gradient_dtype) if steps_on_host else None
         if bucket.trained:
             if bucket.zero < 2:
-                self.gradient = torch.zeros(self.padded, dtype=self.gradient_dtype, device=pool.device)
+                self.gradient = torch.zeros(self.padded, dtype=self.gradient_dtype, device=self.device)
                 self.reduced = self.own(self.gradient)
             else:
-                self.reduced = torch.zeros(self.length, dtype=self.gradient_dtype, device=pool.device)
+                self.reduced = torch.zeros(self.length, dtype=self.gradient_dtype, device=self.device)
         self.arriving: Tensor | None = None
         self.staged: Tensor | None = None
         self._views: dict[tuple[int, str], Tensor] = {}
@@ -105,6 +91,10 @@ class Store:
     def own(self, flat: Tensor) -> Tensor:
         """This rank's part of a padded flat buffer: a view."""
         return flat[self.start : self.start + self.length]
+
+    def empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A flat buffer on the device, with arbitrary contents."""
+        return torch.empty(numel, dtype=dtype, device=self.device)
 
     @property
     def truth(self) -> Tensor:
@@ -124,24 +114,29 @@ class Store:
 
     def view(self, flat: Tensor, name: str) -> Tensor:
         """A parameter in a whole buffer."""
-        key = (id(flat), name)  # whole buffers live as long as their pool
+        key = (id(flat), name)
         if key not in self._views:
             span = self.spans[name]
             self._views[key] = flat[span.start : span.end].view(span.shape)
         return self._views[key]
+
+    def release(self, flat: Tensor) -> None:
+        """A whole buffer goes, with the views into it."""
+        for name in self.spans:
+            self._views.pop((id(flat), name), None)
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def open(self) -> Tensor:
         """The whole buffer, to be gathered into; its contents but for the own part are arbitrary."""
         if self.whole is None:
-            self.whole = self.pool.take(self.padded, self.dtype)
+            self.whole = self.empty(self.padded, self.dtype)
         return self.whole
 
     def close(self) -> None:
         """The whole parameters go."""
         assert self.whole is not None and self.bucket.zero == 3
-        self.pool.give(self.whole)
+        self.release(self.whole)
         self.whole = None
 
     # -- the host ------------------------------------------------------------------------------------------------
@@ -155,7 +150,7 @@ class Store:
         """The own part of the parameters from the host: to its place, or if it has none to a buffer for a while."""
         assert self.host is not None
         if self.shard is None:
-            self.staged = self.pool.take(self.length, self.dtype)
+            self.staged = self.empty(self.length, self.dtype)
         return self.transfer.start(self.on_device, self.host)
 
     @property
@@ -167,16 +162,14 @@ class Store:
 
     def unstage(self) -> None:
         """What was loaded for a while goes."""
-        if self.staged is not None:
-            self.pool.give(self.staged)
-            self.staged = None
+        self.staged = None
 
     # -- gradients -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Whole gradients come into being; their contents are arbitrary but for padding."""
         assert self.gradient is None, f"the gradients of {self.bucket.name} are there already"
-        self.gradient = self.pool.take(self.padded, self.gradient_dtype)
+        self.gradient = self.empty(self.padded, self.gradient_dtype)
         self.gradient[self.bucket.numel :].zero_()
 
     def arrive(self, first: bool) -> Tensor:
@@ -184,7 +177,7 @@ class Store:
         assert self.reduced is not None
         if first:
             return self.reduced
-        self.arriving = self.pool.take(self.length, self.gradient_dtype)
+        self.arriving = self.empty(self.length, self.gradient_dtype)
         return self.arriving
 
     def arrived(self) -> None:
@@ -192,11 +185,10 @@ class Store:
         if self.arriving is not None:
             assert self.reduced is not None
             self.reduced.add_(self.arriving)
-            self.pool.give(self.arriving)
             self.arriving = None
         if self.bucket.zero >= 2:
             assert self.gradient is not None
-            self.pool.give(self.gradient)
+            self.release(self.gradient)
             self.gradient = None
 
     # -- parts of the own part -----------------------------------------------------------------------------------
