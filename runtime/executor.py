@@ -81,6 +81,12 @@ def load_kinds(program: Program) -> dict[str, ModuleType]:
     return modules
 
 
+def point_at(optimizer: FlatOptimizer, parts: Sequence[tuple[str, int, int, bool]], own: Tensor) -> None:
+    """Let an optimizer's groups update `own`, which holds the own part of a store's parameters."""
+    for group, (_, start, end, _) in zip(optimizer.groups, parts, strict=True):
+        group.param = own[start:end]
+
+
 class Executor:
     """One rank's step. The optimizer is None for programs that only compute gradients."""
 
@@ -227,6 +233,7 @@ class Executor:
 
     def take(self, micro: _Micro, references: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
         """Sum gradients where they belong; None stands for one that is in its buffer already."""
+        self.context.targets = []  # no view may outlive its buffer
         for reference, gradient in zip(references, gradients, strict=True):
             if gradient is None:
                 self.touched.add(reference.removeprefix("param:"))
@@ -412,10 +419,13 @@ class Executor:
         if store.host_gradient is not None:
             reduced = store.host_gradient
         parts = list(store.decays())
-        if store.shard is None and store.host_gradient is None:  # the parameters are here for the step alone
-            for group, (_, start, end, _) in zip(optimizer.groups, parts, strict=True):
-                group.param = store.on_device[start:end]
+        visiting = store.shard is None and store.host_gradient is None  # the parameters are here for the step alone
+        if visiting:
+            point_at(optimizer, parts, store.on_device)
         optimizer.step(self.lr, [reduced[start:end] for _, start, end, _ in parts], grad_scale=scale)
+        if visiting:
+            assert store.host is not None
+            point_at(optimizer, parts, store.host)
 
     # -- buffers and reports -------------------------------------------------------------------------------------
 

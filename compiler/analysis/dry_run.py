@@ -72,13 +72,15 @@ class Step:
 @dataclass
 class DryRun:
     """One pipeline stage's step. `rank` is the one that was run; its fellows of the stage do the same. `code` has the
-    node of each line of a kind's generated code, `kinds` the kind of each call."""
+    node of each line of a kind's generated code, `kinds` the kind of each call. `host` are the bytes that lie in the
+    memory of the host, where that is not the device's."""
 
     stage: int
     rank: int
     steps: list[Step]
     code: Mapping[str, Mapping[int, Node]]
     kinds: Mapping[str, str]
+    host: int = 0
 
     def node(self, target: str, line: int) -> Node | None:
         """What runs at a line of the code of a call."""
@@ -107,11 +109,12 @@ def dry_run(compilation: Compilation, stage: int = 0) -> DryRun:
             for _ in range(2):
                 recorder.steps = []
                 session.step(local_batch(session), local=True)
+            host = 0 if STANDS_FOR.get() == "cpu" else set_apart(recorder.steps)
     finally:
         STANDS_FOR.reset(token)
     code = {name: node_lines(kind, sources[name]) for name, kind in compilation.linked.kinds.items()}
     calls = (*program.calls, *((program.prologue,) if program.prologue else ()))
-    return DryRun(stage, rank, recorder.steps, code, {call.name: call.kind for call in calls})
+    return DryRun(stage, rank, recorder.steps, code, {call.name: call.kind for call in calls}, host)
 
 
 def open_session(compilation: Compilation, transport: DryTransport, kinds: dict[str, Any]) -> Session:
@@ -140,6 +143,12 @@ def tag_held(tracker: StorageTracker, session: Session) -> None:
         tracker.tag(category, [vars(optimizer), optimizer.state_tensors()])
     tracker.tag(PARAMETERS, [list(module.parameters()) for module in session.context.opaque_modules.values()])
     tracker.tag(OTHER)
+
+
+def set_apart(steps: Sequence[Step]) -> int:
+    """Take what lies on the host out of the device's memory; its bytes, the same at all times."""
+    (size,) = {step.before.pop(HOST, 0) for step in steps}
+    return size
 
 
 class Recorder:

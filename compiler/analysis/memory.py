@@ -41,12 +41,14 @@ class Peak:
 
 @dataclass(frozen=True)
 class Memory:
-    """A rank's memory over one step. `resting` are the bytes by category between steps."""
+    """A rank's memory over one step. `resting` are the bytes by category between steps, `host` those in the memory of
+    the host, which are in nothing else here where it is not the device's."""
 
     stage: int
     moments: Sequence[Moment]
     peak: Peak
     resting: Mapping[str, int]
+    host: int = 0
 
 
 def read_memory(run: DryRun) -> Memory:
@@ -62,7 +64,7 @@ def read_memory(run: DryRun) -> Memory:
             level, peak = level + net, max(peak, level + top)
         moments.append(Moment(step.instruction, before, peak))
     number = max(range(len(moments)), key=lambda k: moments[k].peak)
-    return Memory(run.stage, moments, peak_of(run, number), positive(run.steps[0].before))
+    return Memory(run.stage, moments, peak_of(run, number), positive(run.steps[0].before), run.host)
 
 
 def shape_of(events: Sequence[Event]) -> tuple[int, int]:

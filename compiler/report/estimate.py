@@ -57,6 +57,8 @@ def memory_lines(found: Estimate) -> list[str]:
         f"peak in `{memory.peak.instruction}`{place(memory.peak)}",
         f"{fits} {device.name}: {100 * share:.3g} % of {show_size(device.memory)}",
     ]
+    if memory.host:
+        lines.append(f"and {show_size(memory.host)} in the memory of its host")
     if len(found.memory) > 1:
         each = ", ".join(show_size(m.peak.bytes) for m in found.memory)
         lines.append(f"peaks of the stages: {each}")
@@ -125,6 +127,7 @@ def estimate_json(found: Estimate) -> dict[str, Any]:
                 "peak": memory.peak.bytes,
                 "categories": dict(memory.peak.categories),
                 "between_steps": dict(memory.resting),
+                "host": memory.host,
                 "instruction": str(memory.peak.instruction),
                 "instruction_number": memory.peak.number,
                 "place": origin_text(memory.peak.node) if memory.peak.node is not None else None,
