@@ -41,7 +41,7 @@ from runtime.transport.calls import sent_bytes
 from runtime.transport.launch import launch
 
 RANKS = 2
-OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+OPTIMIZER = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 PLAN = """
 model "dsl_examples.models.llama:Llama" {{ layers = {layers}, dim = {dim}, heads = 8, kv_heads = 4, vocab = 1024, context = {seq} }}
 batch = {batch}
@@ -122,7 +122,9 @@ class Sent(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        kind = {"c10d::_allgather_base_": "all_gather", "c10d::_reduce_scatter_base_": "reduce_scatter"}.get(func._schema.name)
+        kind = {"c10d::_allgather_base_": "all_gather", "c10d::_reduce_scatter_base_": "reduce_scatter"}.get(
+            func._schema.name
+        )
         if kind is not None:
             self.sent[0] += sent_bytes(kind, RANKS, max(args[0].nbytes, args[1].nbytes))
         return func(*args, **(kwargs or {}))
@@ -153,7 +155,9 @@ def compare(folder: str, rounds: int) -> None:
             times[name].append(time.perf_counter() - start)
     if dist.get_rank() == 0:
         pairs = list(zip(times["planc"][2:], times["torch"][2:]))
-        print(f"  step time, planc / torch: {statistics.median(a / b for a, b in pairs):.3f} (median of {rounds} pairs)")
+        print(
+            f"  step time, planc / torch: {statistics.median(a / b for a, b in pairs):.3f} (median of {rounds} pairs)"
+        )
         for name, each in times.items():
             print(f"    {name}: median {statistics.median(each[2:]) * 1e3:.1f} ms")
         worst = max(abs(a - b) / abs(b) for a, b in zip(losses["planc"], losses["torch"]))
@@ -185,7 +189,9 @@ def alone(folder: str, side: str) -> None:
         step(batch)
     if dist.get_rank() == 0:
         peak = resident("VmHWM") - before
-        print(f"  {side}: {resting:.0f} MB between steps, {peak:.0f} MB at the peak; {once / 1e6:.2f} MB sent by a rank each step")
+        print(
+            f"  {side}: {resting:.0f} MB between steps, {peak:.0f} MB at the peak; {once / 1e6:.2f} MB sent by a rank each step"
+        )
 
 
 def main() -> None:
