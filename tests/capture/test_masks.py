@@ -163,3 +163,27 @@ def test_long_masks_are_cheap():
     captured = capture(request_of("transformers:AutoModelForCausalLM.from_config", inputs, options=options))
     (node,) = (n for n in captured.graph.nodes if n.op == "planc.attention")
     assert (node.args[3], node.args[4]) == (None, True)
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+def test_a_million_positions(window):
+    """A mask that compares positions is known from its first and its last row."""
+    inputs = {"x": torch.empty(1, 1 << 20, 4)}
+    captured = capture(request_of("tests.capture.test_masks:Long", inputs, options={"window": window}))
+    (node,) = (n for n in captured.graph.nodes if n.op == "planc.attention")
+    assert (node.args[3], node.args[4], dict(enumerate(node.args)).get(8)) == (None, True, window)
+
+
+class Long(nn.Module):
+    def __init__(self, window):
+        super().__init__()
+        self.window = window
+        self.qkv = nn.Linear(4, 3 * 4)
+
+    def forward(self, x):
+        at = torch.arange(x.shape[1])
+        mask = at <= at[:, None]
+        if self.window is not None:
+            mask = mask & (at[:, None] - at < self.window)
+        q, k, v = self.qkv(x).view(1, x.shape[1], 3, H, 2).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[None, None].expand(1, H, -1, -1)).square().sum()

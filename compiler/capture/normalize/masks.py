@@ -34,6 +34,7 @@ SMALL = 1 << 22
 ALONG = {"aten.cumsum.default": 1, "aten.diff.default": 2, "aten.slice.Tensor": 1, "aten.cat.default": 1}
 """Operators that work along one dimension, with the place of that argument."""
 TRIANGLES = {"aten.tril.default", "aten.triu.default"}
+COMPARE = tuple(f"aten.{name}.Tensor" for name in ("le", "lt", "ge", "gt", "eq", "ne", "sub"))
 LARGEST = 1 << 31
 """Elements (without those that repeat) of the largest mask that is looked at."""
 
@@ -94,22 +95,27 @@ def both(one: Value, other: Value) -> Value:
 
 def constant_meaning(mask: Value, values: Constants) -> Meaning | None:
     """The meaning of a mask that depends on no input: everything, a square triangle, or a band below the diagonal."""
-    if math.prod(mask.shape[-2:]) > LARGEST or not values.known(mask):
+    if not values.known(mask):
         return None
     count, columns = mask.shape[-2:]
+    parts = values.by_rows(mask)
+    if distance := values.by_distance(mask):  # then the first row and the last say everything
+        parts = iter([(row, values.rows(mask, row, row + 1)) for row in dict.fromkeys((0, count - 1))])
+    elif math.prod(mask.shape[-2:]) > LARGEST:
+        return None
     everything, banded = True, count == columns
     window: int | None = None
-    for start, part in values.by_rows(mask):
+    for start, part in parts:
         allowed = allowed_by(part) if part is not None else None
         if allowed is None:
             return None
         everything = everything and bool(allowed.all())
-        if banded and (allowed.shape[-2] == 1 < count or allowed.shape[-1] == 1 < columns):
+        if banded and (allowed.shape[-2] == 1 < count and not distance or allowed.shape[-1] == 1 < columns):
             banded = False  # the same in all rows, or all columns
         if banded:
             rows = torch.arange(start, start + allowed.shape[-2])
             if window is None:
-                window = _first_hidden(allowed, start)
+                window = _last_seen(allowed, start)
             expected = torch.arange(columns) <= rows[:, None]
             if window is not None:
                 expected &= torch.arange(columns) > rows[:, None] - window
@@ -119,11 +125,15 @@ def constant_meaning(mask: Value, values: Constants) -> Meaning | None:
     return Meaning() if everything else Meaning(True, window)
 
 
-def _first_hidden(allowed: Tensor, start: int) -> int | None:
-    """The first of these rows that does not see the first column."""
-    hidden = ~allowed[..., 0].flatten(0, -2).all(0) if allowed.dim() > 2 else ~allowed[..., 0]
-    found = hidden.nonzero()
-    return start + int(found[0]) if len(found) else None
+def _last_seen(allowed: Tensor, start: int) -> int | None:
+    """The window that the first of these rows has which does not see the first column: how far it sees."""
+    plane = allowed.flatten(0, -3).all(0) if allowed.dim() > 2 else allowed
+    hidden = (~plane[:, 0]).nonzero()
+    if not len(hidden):
+        return None
+    row = int(hidden[0])
+    seen = plane[row].nonzero()
+    return start + row - int(seen[0]) + 1 if len(seen) else 0
 
 
 def allowed_by(mask: Tensor) -> Tensor | None:
@@ -226,6 +236,36 @@ class Constants:
         parts = {operand: self.rows(operand, start, end) for operand in dict.fromkeys(node.inputs)}
         return None if any(part is None for part in parts.values()) else apply(node, parts)[0]
 
+
+    def by_distance(self, value: Value) -> bool:
+        """Whether all that a value, […, n, n], depends on is how far row and column are apart: it is made element by
+        element, and of positions only where those of rows and columns are compared."""
+        node = value.producer
+        if node is None or value.shape[-2:] == (1, 1) or len(value.shape) < 2:
+            return self.whole(value) is not None and self.whole(value).shape[-2:] in ((1, 1), (1,), ())  # type: ignore[union-attr]
+        if node.op in ("aten.expand.default", "aten.view.default"):
+            return value.shape[-2:] == node.args[0].shape[-2:] and self.by_distance(node.args[0])
+        if node.op == "aten.full.default":
+            return True
+        if not is_pointwise(node):
+            return False
+        if node.op in COMPARE and all(isinstance(operand, Value) for operand in node.args[:2]):
+            lines = [self.line(operand) for operand in node.args[:2]]
+            if {line for line in lines} == {-2, -1} and value.shape[-2] == value.shape[-1]:
+                return True
+        return all(self.by_distance(operand) for operand in node.inputs)
+
+    def line(self, value: Value) -> int | None:
+        """The dimension, from the end, along which a value counts 0, 1, 2, … from any number on, and is the same along
+        all others."""
+        whole = self.whole(value)
+        if whole is None or whole.dtype.is_floating_point or whole.dtype == torch.bool or whole.dim() == 0:
+            return None
+        dims = [dim - whole.dim() for dim, size in enumerate(whole.shape) if size > 1]
+        if len(dims) != 1:
+            return None
+        flat = whole.flatten()
+        return dims[0] if bool((torch.diff(flat) == 1).all()) else None
 
     def triangle(self, node: Node, value: Value, start: int, end: int) -> Tensor | None:
         """Some rows of `tril(x, d)` or `triu(x, d)`."""
