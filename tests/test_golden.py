@@ -58,6 +58,13 @@ def test_goldens_show_what_they_are_for() -> None:
     assert "all_reduce" not in read("local_batchnorm")
     assert "input %x : float32[12, 8] {dp: S(0), micro: S(0)}" in read("uneven") and "planc.mask" in read("uneven")
     assert "dp" not in read("one_device")
+    assert "planc.all_" not in layers("ring") and "{dp: S(0), cp: S(2, zigzag)} = planc.attention" in layers("ring")
+    assert layers("ulysses").count("planc.all_to_all") == 8, "to the heads for q, k and v, and back, in each of two layers"
+
+
+def layers(name: str) -> str:
+    """The graph of a golden without the loss at its end."""
+    return read(name).partition("== segments")[0].partition("aten.cross_entropy")[0].partition("planc.cross_entropy")[0]
     whole = read("tensor")
     layers = [line for line in whole.splitlines() if "['tp.0', 'tp.1']" in line and "float32[2, 8, 16]" in line]
     kinds = [line.partition("planc.")[2].partition("(")[0] for line in layers]

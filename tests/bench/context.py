@@ -24,6 +24,7 @@ import torch.distributed as dist
 import runtime
 from compiler.analysis.dry_run import dry_run
 from compiler.analysis.memory import read_memory
+from compiler.context.balance import imbalance, seen_by_rank
 from compiler.driver import compile
 from compiler.dsl import loads
 from runtime.factory import build
@@ -38,7 +39,7 @@ seq = {seq}
 input tokens : int64[batch, seq]
 input labels : int64[batch, seq]
 mesh cp={ranks}
-context over cp {{ attention = {kind}, order = zigzag }}
+context over cp {{ attention = {kind}, order = {order} }}
 optimizer sgd {{ lr = 1e-3 }}
 """
 
@@ -68,7 +69,7 @@ def alone_step(folder: str) -> Step:
         loss = model(**batch)
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 
@@ -124,15 +125,23 @@ def compare(folder: str, rounds: int) -> None:
                 print(f"{name} does not run here: {type(error).__name__}: {str(error).splitlines()[0]}")
     times: dict[str, list[float]] = {name: [] for name in steps}
     losses: dict[str, list[float]] = {name: [] for name in steps}
+    work: list[float] = []  # of this process, in planc's steps
     for turn in range(rounds + 1):
         for name in list(steps) if turn % 2 else list(steps)[::-1]:
             dist.barrier()
             start = time.perf_counter()
+            began = time.process_time()
             if name != "one device" or dist.get_rank() == 0:
                 losses[name].append(steps[name](random_batch(program, turn)))
+            if name == "planc" and turn:
+                work.append(time.process_time() - began)
             dist.barrier()
             times[name].append(time.perf_counter() - start)
+    spent: list[float] = [0.0] * RANKS
+    dist.all_gather_object(spent, statistics.median(work))
     if dist.get_rank() == 0:
+        even = max(spent) / statistics.mean(spent)
+        print(f"processor time of the ranks {', '.join(f'{s:.2f}' for s in spent)} s a step: the most {even:.2f} times the mean")
         for name, each in times.items():
             ratio = statistics.median(a / b for a, b in zip(times["planc"][1:], each[1:]))
             worst = max(abs(a - b) / abs(b) for a, b in zip(losses["planc"], losses[name]))
@@ -163,6 +172,7 @@ def main() -> None:
     for name, default in (("layers", 2), ("dim", 128), ("seq", 8192)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--kind", default="ring", choices=("ring", "gather", "ulysses"))
+    parser.add_argument("--order", default="zigzag", choices=("zigzag", "contiguous"))
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -173,8 +183,10 @@ def main() -> None:
         compare(folder, options.rounds) if what == "compare" else alone(folder, what)
         dist.destroy_process_group()
         return
-    sizes = {name: getattr(options, name) for name in ("layers", "dim", "seq", "kind")}
+    sizes = {name: getattr(options, name) for name in ("layers", "dim", "seq", "kind", "order")}
     print(sizes)
+    predicted = {o: imbalance(seen_by_rank(options.seq, RANKS, o, True)) for o in ("contiguous", "zigzag")}
+    print(f"predicted: attention of the busiest rank over the mean, {predicted}")
     for ranks in (1, 2, 4, 8):
         held = read_memory(dry_run(compile(loads(PLAN.format(ranks=ranks, **sizes), "bench.plan"))))
         print(f"cp={ranks}: peak of a rank {held.peak.bytes / 1e6:.1f} MB: {dict(held.peak.categories)}")
