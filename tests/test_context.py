@@ -15,11 +15,12 @@ from dsl_examples.models.llama import Llama
 from runtime.data.packed import document_ids
 from runtime.program import load
 from runtime.simulate import simulate
+from tests.test_tensor import STYLES
 from tests.zoo import ZOO, get, plan_text
 
 KINDS = ("gather", "ring", "ulysses")
 ORDERS = ("contiguous", "zigzag")
-MODELS = ("gpt-tiny", "llama-tiny", "llama-odd-tiny", "encdec-tiny", "vit-tiny", "hf-llama", "hf-qwen3")
+MODELS = ("gpt-tiny", "llama-tiny", "llama-odd-tiny", "encdec-tiny", "vit-tiny", "hf-llama", "hf-qwen3", "hf-gemma3")
 
 
 def text(
@@ -94,6 +95,16 @@ def test_with_data_parallelism_and_micro_batches() -> None:
     check("gpt-tiny", "dp=2 cp=2", "ring", parts=2, batch=7)
 
 
+@pytest.mark.parametrize("sequence", [False, pytest.param(True, marks=pytest.mark.full)], ids=["whole", "sequence"])
+@pytest.mark.parametrize("mesh", ["cp=2 tp=2", "tp=2 cp=2", pytest.param("dp=2 cp=2 tp=2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["llama-tiny", pytest.param("hf-llama", marks=pytest.mark.full)])
+def test_with_tensor_parallelism(name: str, kind: str, mesh: str, sequence: bool) -> None:
+    """Heads are cut by both; with sequence parallelism the sequence is, in one order."""
+    tensor = f"tensor over tp {{ {STYLES[name]}\n style = manual\n sequence = {'on' if sequence else 'off'} }}"
+    check(name, mesh, kind, extra=tensor)
+
+
 def test_the_table_says_what_was_done() -> None:
     found = {row.request: row for row in compile(loads(text("llama-tiny", "cp=2", "ring"), "x.plan")).asked}
     assert found["context over cp"].detail == (
@@ -156,7 +167,9 @@ def test_shared_heads_are_repeated_for_all_to_all() -> None:
     check("llama-tiny", "cp=4", "ulysses")
 
 
-@pytest.mark.parametrize(("kind", "order"), [("ring", "zigzag"), ("ring", "contiguous"), ("gather", "zigzag"), ("ulysses", "zigzag")])
+@pytest.mark.parametrize(
+    ("kind", "order"), [("ring", "zigzag"), ("ring", "contiguous"), ("gather", "zigzag"), ("ulysses", "zigzag")]
+)
 def test_bytes_are_those_of_the_formula(kind: str, order: str, tmp_path: Path) -> None:
     """Of n ranks, with L layers, x = bytes of a rank's part of the keys and values of one layer and y of its queries:
 
@@ -178,7 +191,11 @@ def test_bytes_are_those_of_the_formula(kind: str, order: str, tmp_path: Path) -
     total = sum(simulate(program, body))
     y = 4 * 4 * 2 * 4 * 4  # batch, heads, a rank's positions, width, bytes
     x = 2 * y // 2  # keys and values of half as many heads
-    each = {"ring": 3 * (ranks - 1) * x, "gather": 2 * (ranks - 1) * x, "ulysses": 2 * (2 * y + 2 * x) * (ranks - 1) // ranks}
+    each = {
+        "ring": 3 * (ranks - 1) * x,
+        "gather": 2 * (ranks - 1) * x,
+        "ulysses": 2 * (2 * y + 2 * x) * (ranks - 1) // ranks,
+    }
     expected = ranks * layers * each[kind]
     assert total == (expected // 2 if order == "contiguous" else expected)
 
@@ -188,7 +205,9 @@ def test_memory_falls_with_the_number_of_ranks() -> None:
     from compiler.analysis.dry_run import dry_run
     from compiler.analysis.memory import read_memory
 
-    plan = PACKED.replace("input documents : int64[batch, seq]\n", "").replace("ORDER", "zigzag").replace("KIND", "ring")
+    plan = (
+        PACKED.replace("input documents : int64[batch, seq]\n", "").replace("ORDER", "zigzag").replace("KIND", "ring")
+    )
     plan = plan.replace("seq = 24", "seq = 8192").replace("context = 32", "context = 8192")
     held = {}
     for ranks in (1, 2, 4, 8):
@@ -223,4 +242,6 @@ tensor over tp {
     for kind in compilation.linked.kinds.values():
         for node in (*kind.code.forward, *kind.code.backward):
             for out in node.outputs:
-                assert out is None or max(out.shape, default=0) <= max(1_048_576 // 16, 128_256 // 8) or len(out.shape) < 3
+                assert (
+                    out is None or max(out.shape, default=0) <= max(1_048_576 // 16, 128_256 // 8) or len(out.shape) < 3
+                )

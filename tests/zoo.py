@@ -312,6 +312,10 @@ def hugging_face() -> Iterator[ZooModel]:
     models = {
         "hf-llama": (dict(config="LlamaConfig", **llama), set()),
         "hf-qwen3": (dict(config="Qwen3Config", head_dim=4, **llama), set()),
+        "hf-gemma3": (
+            dict(config="Gemma3TextConfig", head_dim=4, sliding_window=3, **llama),
+            {"tied"},
+        ),
         "hf-gpt2": (dict(config="GPT2Config", **gpt2, **still), {"tied"}),
         "hf-gpt2-dropout": (dict(config="GPT2Config", **gpt2), {"tied", "dropout"}),
     }

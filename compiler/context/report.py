@@ -49,9 +49,7 @@ def unevenness(c: Compilation) -> float:
         cut = [place for place in places if place.dim == len(query.shape) - 2]
         if cut and query.shape[-2] == key.shape[-2]:
             ways = math.prod(c.mesh.size(axis) for axis in shard_axes(query.layout, cut[0], c.mesh))
-            found.append(
-                imbalance(seen_by_rank(query.shape[-2], ways, cut[0].order, given["causal"], given["window"]))
-            )
+            found.append(imbalance(seen_by_rank(query.shape[-2], ways, cut[0].order, given["causal"], given["window"])))
     return max(found)
 
 

@@ -141,7 +141,9 @@ def compare(folder: str, rounds: int) -> None:
     dist.all_gather_object(spent, statistics.median(work))
     if dist.get_rank() == 0:
         even = max(spent) / statistics.mean(spent)
-        print(f"processor time of the ranks {', '.join(f'{s:.2f}' for s in spent)} s a step: the most {even:.2f} times the mean")
+        print(
+            f"processor time of the ranks {', '.join(f'{s:.2f}' for s in spent)} s a step: the most {even:.2f} times the mean"
+        )
         for name, each in times.items():
             ratio = statistics.median(a / b for a, b in zip(times["planc"][1:], each[1:]))
             worst = max(abs(a - b) / abs(b) for a, b in zip(losses["planc"], losses[name]))

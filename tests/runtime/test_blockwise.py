@@ -83,7 +83,10 @@ def test_half_precision_loses_no_more_with_more_blocks(causal: bool) -> None:
     q, k, v = (torch.randn(1, 2, 256, 16).bfloat16() for _ in range(3))
     scores = Scores(causal, None, 0.25)
     exact = attend(q.double(), k.double(), v.double(), 1, scores)
-    errors = {ways: [float((a.double() - b).abs().max()) for a, b in zip(attend(q, k, v, ways, scores), exact)] for ways in (1, 2, 4, 8, 16)}
+    errors = {
+        ways: [float((a.double() - b).abs().max()) for a, b in zip(attend(q, k, v, ways, scores), exact)]
+        for ways in (1, 2, 4, 8, 16)
+    }
     for ways, found in errors.items():
         assert all(a <= 1.5 * b + 1e-3 for a, b in zip(found, errors[1])), (ways, found, errors[1])
 
