@@ -215,7 +215,8 @@ class _Propagator:
         orders = {k: place.order for k in asked if isinstance(place := operands[k].layout[axis], Shard)}
         method = self.method(axis, rule, operands)
         if method is not None:
-            factors = [name if name in rule.sizes else f"{name}/1" for name in method.cut]
+            whole = {name for name in method.cut if any(has(dims, name) for dims in rule.operands)}
+            factors = [name if name in whole else f"{name}/1" for name in method.cut]
             first = next((k for k, name in cuts.items() if name == factors[0]), None)
             return Choice("cut", factors[0], "" if first is None else orders[first], *factors[1:])
         candidates = list(
