@@ -270,6 +270,12 @@ class PipelineStrategy(Strategy):
         None,
         "stages on each rank; by default 2 for `interleaved`, `zb_v` and `dualpipe_v`, else 1",
     )
+    times: str | None = option(
+        Maybe(Text("a trace's file name", wrong_path)),
+        None,
+        "a trace of a run (`planc run --trace`), whose times balance the stages and the schedule "
+        "`auto`; by default they are predicted",
+    )
     scatter_gather: bool = option(
         Switch(), False, "stages send tensor-parallel shards and gather them on arrival"
     )

@@ -38,6 +38,8 @@ def asked_pipeline(c: Compilation) -> Iterator[tuple[str, str, str]]:
     if strategy.scatter_gather:
         sliced = sum(bool(message.over) for message in sent)
         yield "scatter_gather = on", "applied" if sliced else "no effect", f"{sliced} of {len(sent)} values are sent in slices"
+    if strategy.times is not None:
+        yield f"times = {strategy.times}", "applied", "stages and schedules are weighed by measured times"
     if "virtual" in strategy.given:
         yield f"virtual = {strategy.virtual}", "applied", f"{schedule.stages} stages in turn on {schedule.ranks} ranks"
     if strategy.split_before:

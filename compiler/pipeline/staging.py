@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from compiler.analysis.machine import Machine
 from compiler.dsl.plan import Plan
 from compiler.pipeline.loads import loads
+from compiler.pipeline.measured import measured
 from compiler.pipeline.split import Assignment, assign_stages
 from compiler.schedule.actions import Pipeline
 from compiler.schedule.costs import StageCosts
@@ -65,7 +66,7 @@ def stage(
     if not pipeline_axis(plan):
         return Staging([one_after_the_other(infos, plan.microbatches)])
     assert plan.pipeline is not None
-    weighed = loads(segments, [info.call for info in infos], kinds, machine)
+    weighed = measured(plan, loads(segments, [info.call for info in infos], kinds, machine))
     schedule = plan_schedule(plan)
     assignment = assign_stages(plan, weighed, schedule, state, machine, reported)
     if plan.pipeline.schedule == "auto":
