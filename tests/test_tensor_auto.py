@@ -9,11 +9,12 @@ import pytest
 from compiler.analysis.verify import TOLERANCE, verify
 from compiler.capture import capture
 from compiler.diagnostics import Diagnostic, PlanError
-from compiler.driver import Options, capture_request, compile, layout_request
+from compiler.driver import compile
 from compiler.dsl import loads
 from compiler.dsl.plan import Plan
 from compiler.passes.base import run_passes
 from compiler.passes.pipeline import lowering
+from compiler.requests import capture_request, layout_request
 from compiler.tensor.found import as_patterns, found_styles
 from compiler.tensor.topology import across_nodes
 from tests.zoo import ZooModel, get, plan_text, select
@@ -33,7 +34,7 @@ def of_shape(model: str, inputs: str, mesh: str, tensor: str = "style = auto", m
 
 def chosen(asked: Plan) -> tuple[dict[str, list[str]], list[Diagnostic]]:
     """The styles by patterns, and warnings; nothing after layouts is compiled."""
-    captured = capture(capture_request(asked, Options()))
+    captured = capture(capture_request(asked))
     graph = run_passes(captured.graph, lowering(asked))
     warnings: list[Diagnostic] = []
     request = layout_request(asked, graph, captured, warnings)
