@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from compiler.analysis.verify import verify
+from compiler.diagnostics import PlanError
 from compiler.driver import Options, compile
 from compiler.dsl import loads
 from runtime.factory import build
@@ -15,6 +17,7 @@ from runtime.program import load
 from runtime.simulate import simulate
 from tests.zoo import get, plan_text
 
+FORWARD = plan_text(get("llama-tiny"), mesh="cp=2", optimizer="", extra="context over cp") + "mode = forward\n"
 RING = "context over cp { attention = ring }"
 
 
@@ -49,3 +52,13 @@ def test_equal_to_one_device(name: str, mesh: str, extra: str, batch: int, parts
             # transformers computes rotary tables and losses in single precision, the widened program in double.
             tolerance = 1e-6 if name.startswith("hf-") else 1e-10
             torch.testing.assert_close(value, wanted[key], rtol=tolerance, atol=tolerance, check_dtype=False)
+
+
+def test_what_is_asked_for_is_in_the_table() -> None:
+    found = {row.request: row.detail for row in compile(loads(FORWARD, "forward.plan")).asked}
+    assert found["mode = forward"] == "1 tensor returned, nothing kept for a backward"
+
+
+def test_there_is_nothing_to_verify() -> None:
+    with pytest.raises(PlanError, match="a forward-only program has no gradients"):
+        verify(loads(FORWARD, "forward.plan"))

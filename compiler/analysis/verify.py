@@ -13,6 +13,7 @@ from torch import Tensor
 
 from compiler.analysis.reference import Trajectory, build_model, run_reference
 from compiler.capture.capture import matches
+from compiler.diagnostics import Diagnostic, PlanError
 from compiler.driver import Options, compile
 from compiler.dsl.plan import Plan
 from runtime.cuts import parse_cuts, positions
@@ -59,6 +60,10 @@ def verify(plan: Plan, steps: int = 3, seed: int = 0, short_rows: bool = True, t
     Batches are random, labels are masked unevenly (some rows wholly), and if the program takes short batches the last
     step gets one. Raises PlanError if the plan does not compile, RankFailure if a rank fails.
     """
+    if plan.mode == "forward":
+        message = "`verify` compares losses and gradients, and a forward-only program has no gradients"
+        help = ("remove `mode = forward`: the same strategies are verified in training",)
+        raise PlanError([Diagnostic("error", "E201", message, plan.model.span, help=help)], plan.sources)
     with tempfile.TemporaryDirectory(prefix="planc-verify-") as folder:
         compilation = compile(plan, options=Options(widen=True))
         program = load_program(compilation.write(Path(folder) / "program"))

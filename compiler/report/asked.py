@@ -84,7 +84,10 @@ def _others(c: Compilation) -> Iterator[Asked]:
         count = sum(len(kind.calls) for kind in c.linked.kinds.values() if kind.policy == rule.policy)
         outcome = APPLIED if count or rule.policy == "none" else REFUSED
         yield Asked(f"recompute {names} = {rule.policy}", outcome, many(count, "segment"))
-    if plan.optimizer is not None:
+    if plan.mode == "forward":
+        returned = many(len(program.results) + len(program.outputs), "tensor")
+        yield Asked("mode = forward", APPLIED, f"{returned} returned, nothing kept for a backward")
+    if plan.optimizer is not None and plan.mode == "train":
         trained = sum(parameter.trained for parameter in program.parameters)
         rest = len(program.parameters) - trained
         left = f", {rest} frozen or unused are left alone" if rest else ""
