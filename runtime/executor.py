@@ -307,6 +307,8 @@ class Executor:
         axes = bucket.shard or bucket.axes
         group, label = self.context.group(axes, bucket.stages), self.label(instruction, axes)
         assert store.gradient is not None
+        for name in store.spans.keys() - self.touched:  # only another stage's copy has a gradient
+            self.state.gradient(name).zero_()
         if not bucket.shard:
             self.start(instruction, transport.all_reduce(store.gradient, group, wait=False, label=label))
             return

@@ -91,6 +91,11 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
+def given(calls: Iterable[Call]) -> set[str]:
+    """The parameters that calls have gradients for."""
+    return {ref.removeprefix("param:") for call in calls for ref in call.gradients if ref.startswith("param:")}
+
+
 class StageRules:
     """Runs one stream; `faults` is what is wrong with it."""
 
@@ -98,6 +103,7 @@ class StageRules:
         self.program, self.codes, self.stage = program, codes, stage
         self.calls = {call.name: call for call in program.calls if stage in call.stages}
         self.parameters = {spec.name: spec for spec in program.parameters}
+        self.others = given(program.calls) - given(self.calls.values())  # only other stages' copies have a gradient
         self.outputs = {output.slot: output for output in program.outputs}
         self.messages = {message.slot for message in program.messages}
         self.buckets = {
@@ -379,7 +385,7 @@ class StageRules:
             self.require(state.gradient, f"the gradients of {bucket.name} did not begin")
             self.require(not state.reducing, f"{bucket.name} is being reduced already")
             self.require(bucket.zero >= 2 or not state.reduced, f"{bucket.name} has been reduced already")
-            missing = set(bucket.parameters) - state.touched
+            missing = set(bucket.parameters) - state.touched - self.others
             self.require(not missing, f"{bucket.name} has no gradient of {some(missing)}")
             state.reducing, state.touched = True, set()
             self.start(instruction)

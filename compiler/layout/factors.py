@@ -83,6 +83,11 @@ def _split_at(shard: Shard, names: tuple[str, ...], rule: Rule, size: int, ways:
     return rule
 
 
+def innermost(factor: str, rule: Rule) -> str:
+    """The factor itself, or the innermost of the parts that it was taken apart into."""
+    return next(name for name in reversed(rule.sizes) if name == factor or name.startswith(f"{factor}/"))
+
+
 def taken_apart(rule: Rule, factor: str, parts: dict[str, int]) -> Rule:
     """The rule with a factor as the product of several, outermost first."""
 
@@ -95,6 +100,6 @@ def taken_apart(rule: Rule, factor: str, parts: dict[str, int]) -> Rule:
         rule,
         operands=tuple(map(split, rule.operands)),
         results=tuple(None if dims is None else split(dims) for dims in rule.results),
-        sizes={**rule.sizes, **parts},
+        sizes={**{name: size for name, size in rule.sizes.items() if name != factor}, **parts},
         reduces={**rule.reduces, **{name: rule.reduces[factor] for name in parts if factor in rule.reduces}},
     )

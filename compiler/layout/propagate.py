@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.ir.graph import Graph, Node, Value, map_values
-from compiler.layout.factors import cut_factors, refined, shard_for, taken_apart
+from compiler.layout.factors import cut_factors, innermost, refined, shard_for, taken_apart
 from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Replicate, Shard, V, Varying
 from compiler.layout.redistribute import Redistributor
 from compiler.layout.rule import Dims, Method, Rule, rule_of
@@ -215,8 +215,7 @@ class _Propagator:
         orders = {k: place.order for k in asked if isinstance(place := operands[k].layout[axis], Shard)}
         method = self.method(axis, rule, operands)
         if method is not None:
-            whole = {name for name in method.cut if any(has(dims, name) for dims in rule.operands)}
-            factors = [name if name in whole else f"{name}/1" for name in method.cut]
+            factors = [innermost(name, rule) for name in method.cut]
             first = next((k for k, name in cuts.items() if name == factors[0]), None)
             return Choice("cut", factors[0], "" if first is None else orders[first], *factors[1:])
         candidates = list(

@@ -86,8 +86,8 @@ def assign_stages(
     placed = [load for load in loads if load.name not in replicas]
     stages = schedule.stages
     if len(placed) < stages:
-        message = f"{stages} pipeline stages, but the model has only {len(placed)} segments"
-        help = ('use fewer stages, or cut the model finer: segments "…"',)
+        message = f"{stages} pipeline stages, but the model has only {len(placed)} segment{'s' * (len(placed) != 1)}"
+        help = ('use fewer stages, or cut the model finer: segment "…"',)
         raise PlanError([Diagnostic("error", "E232", message, pipeline.span, help=help)], plan.sources)
     runs, in_flight = Runs(placed, replicas, state), peak_activations(schedule).stages
     if pipeline.split_before:

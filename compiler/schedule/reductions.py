@@ -1,8 +1,9 @@
 """Reductions: when gradients are summed over the ranks.
 
 Without ZeRO, or with gradients that are kept whole, a bucket is reduced once, behind the last micro-batch's last
-gradient of it. With scattered gradients (ZeRO 2 and 3) it is reduced for each micro-batch: the whole gradients come
-into being in front of the first, and go when the sum has arrived.
+gradient of it; one that several stages have a copy of, behind the last work of each stage: they must reduce such buckets
+in one order, and the sum waits for the last of them anyway. With scattered gradients (ZeRO 2 and 3) a bucket is reduced
+for each micro-batch: the whole gradients come into being in front of the first, and go when the sum has arrived.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def place_reductions(
             if bucket.zero >= 2:
                 begins.setdefault(givers[0], []).append((bucket, micro))
             if bucket.axes:
-                ends.setdefault(givers[-1], []).append((bucket, micro))
+                shared = len(bucket.stages) > 1 and not bucket.across
+                ends.setdefault(len(timeline.work) - 1 if shared else givers[-1], []).append((bucket, micro))
                 last = Instruction("reduce", (bucket.name,), micro)
         if bucket.trained and bucket.axes and not bucket.across:
             final[last] = last_read(timeline, bucket)
@@ -58,7 +60,8 @@ def place_reductions(
 
 def rounds(timeline: Timeline, bucket: Bucket, scatter: bool) -> dict[int | None, list[int]]:
     """The work that gives gradients of a bucket, by micro-batch where each has a reduction of its own. Where a schedule
-    begins a micro-batch's gradients before another's are complete (split backwards), they share one."""
+    begins a micro-batch's gradients before another's are complete (split backwards), they share one. A stage that has no
+    gradients for its copy (it uses a tied weight without) takes part behind its last work, with zeros."""
     mine = set(bucket.parameters) if bucket.trained else set()
     each = scatter and bucket.zero >= 2
     found: dict[int | None, list[int]] = {}
@@ -73,6 +76,8 @@ def rounds(timeline: Timeline, bucket: Bucket, scatter: bool) -> dict[int | None
             givers = sorted((*earlier, *givers))
         apart[micro] = givers
         last = micro
+    if not apart and bucket.trained and len(bucket.stages) > 1:
+        apart[None] = [len(timeline.work) - 1]
     return apart
 
 

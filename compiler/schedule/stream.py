@@ -71,8 +71,9 @@ def finish(
     order = [*reduced, *(name for name in trained if name not in reduced)]
     final = {name: reduced.get(name, []) for name in order}
     if any(bucket.across for bucket in trained.values()):
-        # All second reductions start before the first is waited for.
-        for name in order:
+        # All second reductions start before the first is waited for, in the order of the buckets: stages that share some
+        # finish them in different orders.
+        for name in trained:
             yield from final[name]
             final[name] = []
             if trained[name].across:
