@@ -51,8 +51,10 @@ def make_buckets(members: Sequence[Member], cap: int, decays: Callable[[str], bo
     closed: list[list[Member]] = []
     for together in _indivisible(members):
         first = together[0]
-        if first.alike.zero == 3 and len(first.users) > 1:
-            closed.append(together)  # others would be whole while only these are used
+        # What is as large as a bucket goes alone, and leaves the open one to small parameters. So does what several calls
+        # use under ZeRO 3: others would be whole while only these are used.
+        if size(together) >= cap or first.alike.zero == 3 and len(first.users) > 1:
+            closed.append(together)
             continue
         group = open_groups.setdefault(first.alike, [])
         if group and size(group) + size(together) > cap:
