@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -200,6 +200,30 @@ def local_part(tensor: Tensor, cuts: Sequence[Cut], sizes: Mapping[str, int], co
         index = positions(own, tensor.shape[dim], sizes, coords, tensor.device)
         tensor = tensor.index_select(dim, index)
     return tensor
+
+
+def part_of_rows(
+    rows: Tensor,
+    first: int,
+    shape: Sequence[int],
+    cuts: Sequence[Cut],
+    sizes: Mapping[str, int],
+    coords: Mapping[str, int],
+) -> Iterator[tuple[int, Tensor]]:
+    """What a part holds of the rows from `first` on of a global tensor of `shape`: (start, values) of each run of the
+    part's rows, `start` counted in elements of the part. Padding repeats the last real entry."""
+    below = [cut for cut in cuts if cut.dim > 0]
+    along = [cut for cut in cuts if cut.dim == 0]
+    if not along:
+        part = local_part(rows, below, sizes, coords)
+        yield first * math.prod(part.shape[1:]), part
+        return
+    where = positions(along, shape[0], sizes, coords)
+    mine = torch.nonzero((where >= first) & (where < first + len(rows))).view(-1)
+    for run in mine.tensor_split((torch.nonzero(mine.diff() != 1).view(-1) + 1).tolist()):
+        if len(run):
+            part = local_part(rows.index_select(0, (where[run] - first).to(rows.device)), below, sizes, coords)
+            yield int(run[0]) * math.prod(part.shape[1:]), part
 
 
 @cache

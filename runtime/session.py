@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +22,7 @@ from runtime.context import RankContext, on_stages
 from runtime.cuts import local_part, parse_cuts
 from runtime.executor import Executor, StepResult, load_kinds
 from runtime.factory import build
+from runtime.initial import initialise
 from runtime.loss_scale import LossScale
 from runtime.lr import Schedule
 from runtime.mesh import Mesh
@@ -30,12 +30,9 @@ from runtime.optimizer import FlatOptimizer, OptimizerConfig, ParamGroup
 from runtime.program import Input, Program, ProgramError, Result
 from runtime.program import load as load_program
 from runtime.results import whole_result
-from runtime.state import RankState, initial_state
+from runtime.state import RankState
 from runtime.store import Store
 from runtime.transport import Transport, connect
-
-# The generator that a model's initialisation draws from is one for all threads, and so for all simulated ranks.
-_INITIALISING = threading.Lock()
 
 
 class BatchError(ValueError):
@@ -59,10 +56,11 @@ class Session:
         transport.prepare(used_groups(program, self.mesh))
         seed = int(program.train["seed"])
         self.context = RankContext(self.mesh, transport, program.microbatches, seed, program.rows, program.pipeline)
+        self.state = RankState(program, self.context.sizes, self.context.coords, transport.device)
         if state is None:
-            with _INITIALISING:
-                state = initial_state(program, seed)
-        self.state = RankState(program, state, self.context.sizes, self.context.coords, transport.device)
+            initialise(self.state, transport, seed)
+        else:
+            self.state.fill(state)
         if program.opaque:
             model = build(program.model["factory"], program.model["options"], program.model.get("base"))
             self.context.opaque_modules = {path: model.get_submodule(path) for path in program.opaque}

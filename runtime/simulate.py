@@ -11,9 +11,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from runtime.executor import load_kinds
+from runtime.initial import initial_state
 from runtime.program import Program
 from runtime.session import Session
-from runtime.state import initial_state
 from runtime.transport import Transport, run_ranks
 
 Result = TypeVar("Result")

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from runtime.constants import read_constants
-from runtime.cuts import local_part, parse_cuts
-from runtime.factory import build
+from runtime.cuts import parse_cuts, part_of_rows
 from runtime.program import Bucket, Parameter, Program
 from runtime.store import Store
 from runtime.transfer import Transfer
 
 
-def initial_state(program: Program, seed: int) -> dict[str, Tensor]:
-    """Full parameters and buffers as the model's own initialisation makes them under `torch.manual_seed(seed)`,
-    by logical name, on the CPU."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = build(program.model["factory"], program.model["options"], program.model.get("base"))
-    wanted = {p.name for p in program.parameters} | {b.name for b in program.buffers}
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
-    return {name: tensor.detach() for name, tensor in named.items() if name in wanted}
-
-
 class RankState:
     """What one rank holds of the model: stores by bucket, parameters in no bucket, buffers and constants.
 
-    `home[name]` is the store that a parameter lies in.
+    `home[name]` is the store that a parameter lies in. What a new state holds is to be filled in.
     """
 
     def __init__(
-        self, program: Program, full: Mapping[str, Tensor], sizes: Mapping[str, int], coords: Mapping[str, int],
-        device: torch.device,
+        self, program: Program, sizes: Mapping[str, int], coords: Mapping[str, int], device: torch.device
     ):  # fmt: skip
         self.program, self.sizes, self.coords, self.device = program, sizes, coords, device
         self.stage = coords.get(program.pipeline, 0)
@@ -56,7 +44,6 @@ class RankState:
             for buffer in program.buffers
         }
         self.constants = {name: tensor.to(device) for name, tensor in read_constants(program).items()}
-        self.fill(full)
 
     def buckets(self) -> Iterator[Bucket]:
         """The buckets of this rank's pipeline stage."""
@@ -70,20 +57,30 @@ class RankState:
         return tuple(shape)
 
     def fill(self, full: Mapping[str, Tensor]) -> None:
-        """Take this rank's part of full tensors by logical name."""
-        for name, spec in self.specs.items():
-            part = local_part(full[name], parse_cuts(spec.cuts), self.sizes, self.coords)
-            if (store := self.home.get(name)) is None:
-                self.alone[name].copy_(part)
-                continue
-            span = store.spans[name]
-            start, end = store.inside(span.start, span.end)
-            first = store.start + start - span.start
-            store.fill(start, part.reshape(-1)[first : first + end - start])
-            if store.whole is not None:
-                store.view(store.whole, name).copy_(part)
-        for name, buffer in self.buffers.items():
-            buffer.copy_(full[name])
+        """Take this rank's part of full tensors by logical name; of those that read lazily no more is read."""
+        for name in (*self.specs, *self.buffers):
+            tensor = full[name]
+            self.take(name, tensor if tensor.dim() else tensor.reshape(1))
+
+    def take(self, name: str, rows: Tensor, first: int = 0) -> None:
+        """Take this rank's part of the rows of a full tensor from `first` on (a scalar is a row). What is not held here
+        is passed over."""
+        if name in self.buffers:
+            self.write(name, first * math.prod(rows.shape[1:]), rows)
+        elif name in self.specs:
+            spec = self.specs[name]
+            for start, part in part_of_rows(rows, first, spec.shape, parse_cuts(spec.cuts), self.sizes, self.coords):
+                self.write(name, start, part)
+
+    def write(self, name: str, start: int, values: Tensor) -> None:
+        """Replace what this rank holds from the element `start` of its part of a tensor on."""
+        values = values.reshape(-1)
+        if name in self.home:
+            store = self.home[name]
+            store.write(store.spans[name].start + start, values)
+            return
+        held = self.buffers[name] if name in self.buffers else self.alone[name]
+        held.view(-1)[start : start + values.numel()].copy_(values)
 
     def parameter(self, name: str) -> Tensor:
         """A parameter as the code reads it: a view of its bucket's whole buffer, which must be there."""

@@ -101,11 +101,15 @@ class Store:
         """The own part of the parameters, as exact as there is; perhaps in the host's memory."""
         return next(tensor for tensor in (self.master, self.host, self.shard) if tensor is not None)
 
-    def fill(self, start: int, part: Tensor) -> None:
-        """Take values of the own part from `start` on."""
+    def write(self, at: int, values: Tensor) -> None:
+        """Take values of the whole flat buffer from `at` on; those of the own part, and the others where they are."""
+        start, end = self.inside(at, at + values.numel())
+        begin = self.start + start - at
         for tensor in (self.shard, self.host, self.master):
             if tensor is not None:
-                tensor[start : start + part.numel()].copy_(part)
+                tensor[start:end].copy_(values[begin : begin + end - start])
+        if self.whole is not None:
+            self.whole[at : at + values.numel()].copy_(values)
 
     def round(self) -> None:
         """The code reads a rounded copy of the master."""

@@ -19,8 +19,8 @@ from runtime.checkpoint.errors import CheckpointError
 from runtime.checkpoint.fit import Described, Form, match_names
 from runtime.checkpoint.folder import read_state
 from runtime.checkpoint.whole import whole_tensors
+from runtime.initial import initial_buffers
 from runtime.program import Program
-from runtime.state import initial_state
 from runtime.transport import together
 
 if TYPE_CHECKING:
@@ -201,7 +201,9 @@ class SafetensorsFiles(Mapping[str, Tensor]):
 
 class InitialWeights(Mapping[str, Tensor]):
     """The state of a program, for `Session(state=…)`: weights from a safetensors file or folder, buffers that are not
-    persistent as the model makes them. Raises CheckpointError if the tensors are not those of the model."""
+    persistent as the model makes them. Tensors are views of mapped files: who takes a part of one reads no more.
+
+    Raises CheckpointError if the tensors are not those of the model."""
 
     def __init__(self, program: Program, path: str | Path):
         self._files = SafetensorsFiles(path)
@@ -210,8 +212,7 @@ class InitialWeights(Mapping[str, Tensor]):
         except CheckpointError as error:
             raise CheckpointError(f"{path} does not fit {program.name}: {error}") from None
         fresh = [b.name for b in program.buffers if not b.persistent]
-        made = initial_state(program, int(program.train["seed"])) if fresh else {}
-        self._fresh = {name: made[name] for name in fresh}
+        self._fresh = initial_buffers(program, int(program.train["seed"]), fresh) if fresh else {}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._fresh[name] if name in self._fresh else self._files[self._names[name]]

@@ -7,6 +7,7 @@ Groups are tuples of *global* ranks, in order; position in the tuple is the inde
 from __future__ import annotations
 
 import hashlib
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
@@ -48,6 +49,7 @@ class Transport(ABC):
     rank, size: this rank and the number of ranks.
     device: where this rank's tensors live. backend: "nccl", "gloo", "in_process" or "local".
     timeout: the bound of every wait, in seconds; None for no bound.
+    host: a name of the machine that this rank is on.
     counters: calls and bytes since the start. doing: what this rank does now, for the error messages of its peers.
 
     Every call takes a `label` ("reduce bucket 3 (step 7)") that appears in errors. With `wait=False` a call returns at
@@ -65,6 +67,7 @@ class Transport(ABC):
         self.size = size
         self.device = device
         self.timeout = timeout
+        self.host = socket.gethostname()
         self.counters = Counters()
         self.doing: str | None = None
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from runtime.executor import load_kinds
+from runtime.initial import initial_state
 from runtime.instructions import Instruction
 from runtime.program import Program
 from runtime.session import Session
-from runtime.state import initial_state
 from runtime.transport import Transport, run_ranks
 from runtime.transport.calls import Count
 from runtime.transport.in_process import InProcessTransport, InProcessWork

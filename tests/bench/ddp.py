@@ -25,7 +25,7 @@ import torch.distributed as dist
 import runtime
 from compiler.driver import compile
 from compiler.dsl import loads
-from runtime.state import initial_state
+from runtime.initial import initial_state
 from runtime.transport.launch import launch
 
 RANKS = 2
@@ -52,8 +52,9 @@ def planc_step(folder: str) -> tuple[Step, Callable[[], int]]:
 
 def ddp_step(folder: str) -> tuple[Step, Callable[[], int]]:
     """The usual loop; gradient buckets are counted by a hook that does what DDP does without one."""
-    from runtime.factory import build
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    from runtime.factory import build
 
     program = runtime.program.load(folder)
     model = build(program.model["factory"], program.model["options"], program.model.get("base"))

@@ -39,7 +39,7 @@ import runtime
 from compiler.driver import compile
 from compiler.dsl import loads
 from runtime.factory import build
-from runtime.state import initial_state
+from runtime.initial import initial_state
 from runtime.transport.launch import launch
 
 RANKS = 2

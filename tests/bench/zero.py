@@ -35,7 +35,7 @@ import runtime
 from compiler.driver import compile
 from compiler.dsl import loads
 from runtime.factory import build
-from runtime.state import initial_state
+from runtime.initial import initial_state
 from runtime.transport import connect
 from runtime.transport.calls import sent_bytes
 from runtime.transport.launch import launch
@@ -66,6 +66,7 @@ Side = Callable[[runtime.Program, runtime.transport.Transport], tuple[Step, Call
 def planc_side(program: runtime.Program, transport: runtime.transport.Transport) -> tuple[Step, Callable[[], int]]:
     session = runtime.Session(program, transport)
     counters = transport.counters
+    counters.reset()
     return lambda batch: session.step(batch).loss, lambda: counters.total.bytes
 
 
