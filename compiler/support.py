@@ -1,11 +1,11 @@
-"""What planc does not do yet, or cannot do without changing what is computed: said at compile time."""
+"""What planc cannot do without changing what is computed: said at compile time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from compiler.capture.rows import Use
-from compiler.diagnostics import Diagnostic, Diagnostics, Label, PlanError, Span, declare_codes
+from compiler.diagnostics import Diagnostic, Label, PlanError, Span, declare_codes
 from compiler.dsl.plan import Plan
 from compiler.ir.graph import Node, Origin
 from compiler.layout.propagate import TimeMixing
@@ -13,22 +13,12 @@ from compiler.passes.lower_support import LoweringError
 
 declare_codes(
     {
-        "E201": "the plan asks for a strategy or an option that is not supported yet",
         "E202": "an operator mixes the samples of several micro-batches",
         "E203": "an operator that cannot keep its meaning in a plan",
         "E204": "a batch that does not divide, and a model that calculates with its size",
         "E205": "a tensor-parallel pattern that names no parameters",
     }
 )
-
-
-def check_supported(plan: Plan) -> list[Diagnostic]:
-    """Warnings; raises PlanError for what is not supported yet. A strategy over axes of one rank changes nothing."""
-    found = Diagnostics()
-    if plan.mode == "forward" and any(plan.axis_size(axis) > 1 for axis in (plan.pipeline.axes if plan.pipeline else ())):
-        found.error("E201", "`mode = forward` over pipeline stages is not supported yet", plan.pipeline.span)
-    found.raise_if_errors(plan.sources)
-    return found.warnings
 
 
 def explain_time_mixing(plan: Plan, mixing: TimeMixing, modules: Mapping[str, str]) -> PlanError:

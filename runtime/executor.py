@@ -33,7 +33,8 @@ class StepResult:
 
     Of the gradients before they are clipped, where the plan clips their norm: `grad_norm`, and `grad_norms` by module.
     With a loss scale: the step's `loss_scale`, and whether it was `skipped` because gradients overflowed. `tensors`: what
-    a forward-only program returns, this rank's part of each micro-batch; then `loss` is NaN unless it is asked for.
+    a forward-only program returns, this rank's part of each micro-batch, on the pipeline stage that makes it; then `loss` is
+    NaN unless it is asked for.
     """
 
     loss: float
@@ -469,7 +470,7 @@ class Executor:
                 packed = self.context.all_reduce(packed, axes, op)
             found.update(zip((o.name for o in outputs), packed.tolist()))
         self.result = StepResult(found.pop("loss", math.nan), found, skipped=self.skipped)
-        self.result.tensors = {result.name: tuple(self.returned[result.slot]) for result in self.program.results}
+        self.result.tensors = {result.name: tuple(self.returned.get(result.slot, ())) for result in self.program.results}
         if self.squares is not None:
             norms = self.squares.sqrt().tolist()
             self.result.grad_norm = math.hypot(*norms)

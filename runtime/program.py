@@ -94,14 +94,16 @@ class Output:
 class Result:
     """A tensor that a forward-only program returns: of global `shape`, of which each rank and micro-batch has the part
     that `cuts` say, in `slot`; with an `op` ("sum", "max", "min") those of micro-batches are terms. Dimension
-    `batch_dim` holds the rows, if any does."""
+    `batch_dim` holds the rows, if any does. Pipeline stage `stage` makes it."""
 
     name: str
     slot: str
+    dtype: str
     shape: tuple[int, ...]
     cuts: str = ""
     batch_dim: int | None = None
     op: str = ""
+    stage: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tensors that a program returns, put together from the parts of ranks and micro-batches."""
+"""Tensors that a program returns, put together from the parts of ranks and micro-batches, on all pipeline stages."""
 
 from __future__ import annotations
 
@@ -24,16 +24,30 @@ def reduced(terms: Sequence[Tensor], op: str) -> Tensor:
     return stacked.sum(0) if op == "sum" else stacked.amax(0) if op == "max" else stacked.amin(0)
 
 
+def empty_parts(context: RankContext, spec: Result, times: int) -> Tensor:
+    """Room for what the rank at the same place of another stage has: [times, *local shape]."""
+    cuts = parse_cuts(spec.cuts)
+    shape = [
+        len(positions([cut for cut in cuts if cut.dim == dim], size, context.sizes, context.coords))
+        for dim, size in enumerate(spec.shape)
+    ]
+    return torch.empty(times, *shape, dtype=getattr(torch, spec.dtype), device=context.device)
+
+
 def whole_result(context: RankContext, spec: Result, parts: Sequence[Tensor], rows: int, batch: int) -> Tensor:
-    """The tensor in its original order, on every rank: collective over the axes that cut it. `parts` are this rank's,
-    one for each micro-batch; of a dimension of `batch` rows the first `rows` are real."""
+    """The tensor in its original order, on every rank: collective over the axes that cut it, and the pipeline. `parts` are
+    this rank's, one for each micro-batch (none if another stage makes them); of a dimension of `batch` rows the first
+    `rows` are real."""
     cuts = parse_cuts(spec.cuts)
     used = {axis for cut in cuts for axis in cut.axes}
     axes = tuple(axis for axis in context.mesh.names if axis in used)
-    if spec.op:
+    if spec.op and parts:
         parts = [reduced(parts, spec.op)]
-    times = len(parts) if TIME in used else 1
-    mine = torch.stack(list(parts[-times:]))
+    times = context.sizes[TIME] if TIME in used else 1
+    mine = torch.stack(list(parts[-times:])) if parts else empty_parts(context, spec, times)
+    if context.pipeline:
+        source = context.peer(context.pipeline, spec.stage)
+        context.transport.broadcast(mine, context.group((context.pipeline,)), source, label=f"result {spec.name}")
     group = context.group(axes) if axes else (context.transport.rank,)
     every = mine.new_empty((len(group), *mine.shape))
     context.transport.all_gather(every, mine.contiguous(), group, label=f"result {spec.name}")

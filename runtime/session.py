@@ -105,7 +105,7 @@ class Session:
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the model of a forward-only program returns for a whole batch, by name: whole tensors in their original
-        order, on every rank. Collective. (`step(batch).tensors` are this rank's parts, which need no communication.)"""
+        order, on every rank. Collective. (`step(batch).tensors` are the parts that this rank has made.)"""
         rows = self.rows_of(batch)
         found = self.step(batch)
         program = self.program

@@ -364,23 +364,6 @@ STRATEGIES = {
     "pipeline": "pipeline over pp { microbatches = 1 }",
     "context": "context over cp",
 }
-UNSUPPORTED = {
-    "mode": "pipeline over pp\nmode = forward",
-}
-
-
-@pytest.mark.parametrize("word", UNSUPPORTED)
-def test_what_is_not_supported_yet_is_said(capsys: Captured, folder: Path, word: str) -> None:
-    (folder / "future.plan").write_text(f"{PLAN.replace('mesh dp=2', 'mesh pp=2 dp=2')}{UNSUPPORTED[word]}\n")
-    assert planc(capsys, "check", "future.plan")[0] == 0, "it parses and is checked"
-    for command in COMPILING:
-        status, _, err = planc(capsys, command, "future.plan")
-        assert status == 1 and "error[E201]" in err and "not supported yet" in err
-    status, out, _ = planc(capsys, "compile", "future.plan", "--json")
-    assert status == 1 and "E201" in {item["code"] for item in json.loads(out)["diagnostics"]}
-    assert not (folder / "build").exists()
-
-
 @pytest.mark.parametrize("word", STRATEGIES)
 def test_a_strategy_over_one_rank_changes_nothing(capsys: Captured, folder: Path, word: str) -> None:
     text = PLAN.replace("mesh dp=2", "mesh dp=1 tp=1 pp=1 cp=1").replace(" { microbatches = 2 }", "")

@@ -49,7 +49,7 @@ def make_outputs(sources: Sources, slots: Slots, infos: Sequence[CallInfo]) -> t
     return tuple(found)
 
 
-def make_results(sources: Sources, slots: Slots) -> tuple[Result, ...]:
+def make_results(sources: Sources, slots: Slots, infos: Sequence[CallInfo]) -> tuple[Result, ...]:
     """The tensors that a forward-only program gives."""
     found = []
     for role, value in sources.assigned.main.outputs.items():
@@ -60,8 +60,9 @@ def make_results(sources: Sources, slots: Slots) -> tuple[Result, ...]:
         dim = next((place.dim for axis in over if isinstance(place := layout[axis], Shard)), None)
         in_time = layout[TIME]
         op = in_time.op if isinstance(in_time, Partial) else ""
-        cuts = cuts_text(value, sources.mesh)
-        found.append(Result(role.removeprefix("output:"), slots[value], value.shape, cuts, dim, op))
+        cuts, slot = cuts_text(value, sources.mesh), slots[value]
+        name, made = role.removeprefix("output:"), maker(slot, infos)
+        found.append(Result(name, slot, value.dtype, value.shape, cuts, dim, op, made))
     return tuple(found)
 
 

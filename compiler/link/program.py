@@ -29,7 +29,7 @@ def make_program(
     parameters: tuple[Parameter, ...], buckets: tuple[Bucket, ...],
 ) -> Program:  # fmt: skip
     plan, main = sources.plan, sources.assigned.main
-    outputs, results = make_outputs(sources, slots, infos), make_results(sources, slots)
+    outputs, results = make_outputs(sources, slots, infos), make_results(sources, slots, infos)
     buffers = make_buffers(sources, slots, infos)
     kept = {item.slot for item in (*outputs, *results)}
     instructions = streams(staging.work, stream_requests(sources, staging, buckets, buffers, kept))

@@ -31,7 +31,8 @@ def asked_pipeline(c: Compilation) -> Iterator[tuple[str, str, str]]:
     )
     if "microbatches" in strategy.given:
         outcome = "applied" if schedule.microbatches > 1 else "no effect"
-        yield f"microbatches = {schedule.microbatches}", outcome, "gradients accumulate over them"
+        effect = "they fill the stages" if c.plan.mode == "forward" else "gradients accumulate over them"
+        yield f"microbatches = {schedule.microbatches}", outcome, effect
     if "schedule" in strategy.given:
         timing = simulate(schedule, assignment.costs(schedule, machine(c.plan, c.mesh), strategy.axes))
         yield f"schedule = {strategy.schedule}", "applied", f"bubble {timing.bubble:.1%}, by what the stages cost"

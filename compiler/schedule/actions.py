@@ -70,6 +70,12 @@ def whole_backwards(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, actions=tuple(tuple(_merged(actions)) for actions in pipeline.actions))
 
 
+def forwards(pipeline: Pipeline) -> Pipeline:
+    """The schedule of a program that has no backward: the forward actions in their order."""
+    kept = (tuple(action for action in actions if action.kind == "F") for actions in pipeline.actions)
+    return replace(pipeline, actions=tuple(kept))
+
+
 def _merged(actions: Sequence[Action]) -> Iterator[Action]:
     k = 0
     while k < len(actions):

@@ -7,7 +7,7 @@ from pathlib import Path
 from compiler.diagnostics import Diagnostic, Diagnostics, PlanError, declare_codes
 from compiler.dsl.files import read_text
 from compiler.dsl.plan import PipelineStrategy, Plan
-from compiler.schedule.actions import Pipeline, ScheduleError
+from compiler.schedule.actions import Pipeline, ScheduleError, forwards
 from compiler.schedule.costs import StageCosts
 from compiler.schedule.named import make_schedule
 from compiler.schedule.table import parse_table
@@ -22,6 +22,12 @@ declare_codes(
 
 def plan_schedule(plan: Plan, costs: StageCosts | None = None) -> Pipeline:
     """The schedule of a plan with a pipeline. `costs` are those of its stages, for `auto`. Raises PlanError."""
+    schedule = training_schedule(plan, costs)
+    return forwards(schedule) if plan.mode == "forward" else schedule
+
+
+def training_schedule(plan: Plan, costs: StageCosts | None) -> Pipeline:
+    """The schedule with forwards and backwards. Raises PlanError."""
     strategy = plan.pipeline
     assert strategy is not None
     ranks = 1
