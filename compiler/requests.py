@@ -16,7 +16,7 @@ from compiler.tensor.choose import Surroundings
 from compiler.tensor.sequence import sequence_layouts
 from compiler.tensor.styles import tensor_styles
 from compiler.zero import hybrid_parts
-from runtime.context import TIME
+from runtime.mesh import TIME
 
 
 def plan_mesh(plan: Plan) -> Mesh:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from compiler.capture.rows import Use
-from compiler.diagnostics import Diagnostic, Label, PlanError, Span, declare_codes
+from compiler.diagnostics import Diagnostic, Diagnostics, Label, PlanError, Span, declare_codes, did_you_mean
 from compiler.dsl.plan import Plan
 from compiler.ir.graph import Node, Origin
 from compiler.layout.propagate import TimeMixing
@@ -17,8 +17,21 @@ declare_codes(
         "E203": "an operator that cannot keep its meaning in a plan",
         "E204": "a batch that does not divide, and a model that calculates with its size",
         "E205": "a tensor-parallel pattern that names no parameters",
+        "W205": "a weight-decay pattern that names no parameter",
     }
 )
+
+
+def check_decays(plan: Plan, parameters: Iterable[str]) -> list[Diagnostic]:
+    """Warnings about patterns of `decay` and `no_decay` that fit no parameter."""
+    names, found = list(parameters), Diagnostics()
+    spec = plan.optimizer
+    for word, patterns in (("decay", spec.decay), ("no_decay", spec.no_decay)) if spec is not None else ():
+        for pattern in patterns:
+            if not any(pattern.matches(name) for name in names):
+                message = f'`{word} "{pattern.text}"` names no parameter of the model'
+                found.warning("W205", message, pattern.span, help=did_you_mean(pattern.text, names))
+    return found.warnings
 
 
 def explain_time_mixing(plan: Plan, mixing: TimeMixing, modules: Mapping[str, str]) -> PlanError:

@@ -17,12 +17,10 @@ from runtime import attention as attention_kernels
 from runtime import cross_entropy, decomposition, random, split_attention
 from runtime.cuts import join_parts, parse_cuts, positions, put_part, split_parts, take_part
 from runtime.log_sum_exp import log_sum_exp
-from runtime.mesh import Mesh
+from runtime.mesh import TIME, Mesh
 from runtime.opaque import call_opaque
 from runtime.pending import Pending
 from runtime.transport import Transport
-
-TIME = "micro"
 
 
 class RankContext:

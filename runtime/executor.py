@@ -16,9 +16,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from runtime.context import TIME, RankContext
+from runtime.context import RankContext
 from runtime.instructions import OPERATIONS, Instruction
 from runtime.loss_scale import LossScale, overflow
+from runtime.mesh import TIME
 from runtime.norms import GradientNorms
 from runtime.optimizer import FlatOptimizer, clip_coefficient
 from runtime.program import Call, Message, Output, Program

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+TIME = "micro"
+"""The axis of micro-batches: in time, not over ranks."""
+
 
 def axis_of(name: str) -> str:
     """The axis of the plan that an axis of the mesh is (a part of): "tp" of "tp.0", and of "tp"."""

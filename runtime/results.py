@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from runtime.cuts import parse_cuts, positions
+from runtime.mesh import TIME
 from runtime.program import Result
 from runtime.split_attention import members_coords
 
 if TYPE_CHECKING:
     from runtime.context import RankContext
-
-TIME = "micro"
 
 
 def reduced(terms: Sequence[Tensor], op: str) -> Tensor:

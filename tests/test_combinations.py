@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from compiler.analysis.verify import verify
+from compiler.diagnostics import PlanError
+from compiler.driver import compile
 from compiler.dsl import loads
 from tests.zoo import get, plan_text
 
@@ -123,3 +125,20 @@ def own(name: str, options: str, mesh: str, *statements: str, batch: int = 8) ->
 @pytest.mark.parametrize("stage", [0, 2, pytest.param(3, marks=full)])
 def test_a_stage_without_gradients_for_its_copy(stage: int, bias: str) -> None:
     check(own("Partly", f"bias = {bias}", "pp=2 dp=2", pipeline(), *([zero(stage)] if stage else []), CLIP))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ['recompute "layer.*" = full', 'segment "layer.1"', 'per_sample "layer.*"', 'local_statistics "layer.*.norm"'],
+)
+def test_what_names_nothing_is_an_error(statement: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        compile(loads(plan_text(get("llama-tiny"), extra=statement), "x.plan"))
+    (found,) = caught.value.diagnostics
+    assert found.code == "E106" and found.message.startswith(f"`{statement.split()[0]}` names nothing in the model")
+    assert found.help[0].startswith("did you mean `layers.")
+
+
+def test_a_decay_of_nothing_is_reported() -> None:
+    text = plan_text(get("llama-tiny"), optimizer='optimizer adamw { no_decay "*.bias", "*norm*" }')
+    assert [w.message for w in compile(loads(text, "x.plan")).warnings] == ['`no_decay "*.bias"` names no parameter of the model']

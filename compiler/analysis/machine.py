@@ -14,7 +14,7 @@ from compiler.dsl.devices import Device
 from compiler.dsl.plan import ClusterSpec, Plan
 from compiler.dsl.strings import Link
 from compiler.layout.placement import Mesh
-from runtime.context import TIME
+from runtime.mesh import TIME
 from runtime.transport.calls import sent_bytes
 
 INTRA = Link("PCIe 5", 64e9, 5e-6)

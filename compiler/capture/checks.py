@@ -103,10 +103,12 @@ def check_patterns(model: nn.Module, request: CaptureRequest) -> None:
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     modules = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
     found = []
-    for word, patterns, names in (("freeze", request.freeze, [*parameters, *modules]), ("opaque", request.opaque, modules)):
+    asked = {"freeze": request.freeze, "opaque": request.opaque, **request.named}
+    for word, patterns in asked.items():
+        names = [*parameters, *modules] if word == "freeze" else modules
         for pattern in patterns:
             text = getattr(pattern, "text", pattern)
-            if not any(fnmatchcase(name, text) for name in names):
+            if text != "*" and not any(fnmatchcase(name, text) for name in names):
                 found.append(
                     Diagnostic(
                         "error", "E106", f"`{word}` names nothing in the model: \"{text}\"",

@@ -41,6 +41,7 @@ class CaptureRequest:
     - `compute`: the forward reads parameters and floating inputs in this dtype; buffers stay as they are.
     - `autocast`: each operation's dtype is chosen as torch.autocast does.
     - `opaque`, `freeze`: patterns of module paths to run as they are, and of parameters to leave untrained.
+    - `named`: what else the plan names modules for, by statement: patterns, each of which must fit one.
     - `keep_outputs`: keep every output as "output:NAME" and ask for no loss (programs that only go forward).
     - `train`: the loss will be differentiated, so something must learn.
     - `check_rows`: find out whether the model calculates with the number of rows (see `compiler.capture.rows`).
@@ -57,6 +58,7 @@ class CaptureRequest:
     autocast: Autocast | None = None
     opaque: Sequence[Any] = ()
     freeze: Sequence[Any] = ()
+    named: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     keep_outputs: bool = False
     train: bool = True
     check_rows: bool = False
@@ -84,6 +86,12 @@ class CaptureRequest:
             check_rows=check_rows,
             opaque=plan.opaque,
             freeze=plan.freeze,
+            named={
+                "segment": plan.segments,
+                "per_sample": plan.per_sample,
+                "local_statistics": plan.local_statistics,
+                "recompute": [pattern for rule in plan.recompute for pattern in rule.patterns],
+            },
             keep_outputs=plan.mode == "forward" and plan.loss is None,
             train=plan.mode == "train",
             span=plan.model.factory_span,

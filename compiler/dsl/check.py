@@ -16,6 +16,7 @@ from compiler.dsl.options import options_of
 from compiler.dsl.policy import convert_policy
 from compiler.dsl.schema import MANY, REQUIRED, STATEMENTS, StatementKind
 from compiler.dsl.strings import wrong_factory
+from runtime.mesh import TIME
 
 MAX_DIM = 2**40
 MAX_AXIS = 2**20
@@ -182,6 +183,10 @@ class Checker:
             if item.name.name in axes:
                 first = axes[item.name.name].span
                 self.convert.twice(f"the axis `{item.name.name}`", item.name.span, first)
+            if item.name.name == TIME:
+                self.diagnostics.error(
+                    "E022", f"`{TIME}` cannot be the name of an axis", item.name.span, label="micro-batches go over this axis"
+                )
             axes[item.name.name] = plan.MeshAxis(
                 name=item.name.name, size=size or 1, span=item.name.span
             )

@@ -12,7 +12,7 @@ from compiler.schedule.work import CallInfo
 from compiler.segments.canonical import first_site
 from compiler.segments.constants import separate_constants
 from compiler.segments.split import Segment, split, units
-from runtime.context import TIME
+from runtime.mesh import TIME
 from runtime.program import Call
 
 Slots = Mapping[Value, str]

@@ -14,7 +14,7 @@ from compiler.link.calls import Slots
 from compiler.link.kinds import Kind
 from compiler.link.sources import Sources
 from compiler.schedule.work import CallInfo
-from runtime.context import TIME
+from runtime.mesh import TIME
 from runtime.instructions import Instruction
 from runtime.program import Buffer, Input, Message, Output, Result
 

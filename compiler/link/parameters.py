@@ -13,7 +13,7 @@ from compiler.pipeline.staging import Staging
 from compiler.pipeline.state import state_bytes
 from compiler.schedule.buckets import Alike, Member, make_buckets
 from compiler.schedule.work import CallInfo
-from runtime.context import TIME
+from runtime.mesh import TIME
 from runtime.program import Bucket, Parameter
 
 
