@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from runtime.instructions import Instruction
 from runtime.program import Call
@@ -22,12 +23,12 @@ class CallInfo:
     weight_wanted: tuple[int, ...] = ()
     weight_needed: tuple[int, ...] | None = None
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """The parameters that the call reads."""
         return tuple(ref.removeprefix("param:") for ref in self.call.arguments if ref.startswith("param:"))
 
-    @property
+    @cached_property
     def trained(self) -> tuple[str, ...]:
         """The parameters that it has gradients for."""
         return tuple(ref.removeprefix("param:") for ref in self.call.gradients if ref.startswith("param:"))
@@ -64,7 +65,7 @@ class Work:
             return ()
         return tuple(reference for reference in self.info.call.gradients if ":" not in reference)
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """The parameters that it reads."""
         if self.op == "forward":
@@ -77,7 +78,7 @@ class Work:
         needed = self.info.weight_needed if self.op == "backward_weight" else self.info.needed
         return tuple(self.info.call.arguments[k] for k in needed or ())
 
-    @property
+    @cached_property
     def trained(self) -> tuple[str, ...]:
         """The parameters whose gradients it gives."""
         if self.op == "forward":
