@@ -27,7 +27,8 @@ def zero_rows(c: Compilation) -> Iterator[Asked]:
     count = sum(len(bucket.parameters) for bucket in cut)
     name = f"zero over {', '.join(zero.axes)}"
     if not cut:
-        yield Asked(name, NOTHING, "no parameter is replicated over these ranks")
+        enough = f" and has {zero.persist_below} elements or more" if zero.persist_below else ""
+        yield Asked(name, NOTHING, f"no parameter is replicated over these ranks{enough}")
         return
     yield Asked(
         name,
