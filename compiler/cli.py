@@ -1,4 +1,4 @@
-"""planc: check, format, compile, inspect, simulate, verify and run a plan."""
+"""planc: check, format, compile, inspect, estimate, explain, simulate, verify and run a plan."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def parser() -> argparse.ArgumentParser:
     estimate.add_argument("--svg", metavar="FILE", help="also draw the step into a file")
     command("explain", do_explain, "say why something is communicated: the rule, the plan's line, the bytes")
     simulate = command("simulate", do_simulate, "run all ranks of a plan in this process")
-    simulate.add_argument("--steps", type=at_least_one, default=3)
+    simulate.add_argument("--steps", type=at_least_one, default=3, metavar="N", help="steps to take; default: 3")
     verify = command("verify", do_verify, "compare a plan with one-device eager PyTorch in float64")
-    verify.add_argument("--steps", type=at_least_one, default=3)
+    verify.add_argument("--steps", type=at_least_one, default=3, metavar="N", help="steps to compare; default: 3")
     verify.add_argument(
         "--ladder", action="store_true", help="turn the strategies on one at a time, and name the first that breaks"
     )
@@ -286,7 +286,7 @@ def do_explain(options: argparse.Namespace) -> int:
             print(f"nothing is communicated for {options.name}")
             return 0
         near = closest(options.name, known)
-        help = f"did you mean {near}?" if near else "see: planc inspect PLAN --level layouts"
+        help = f"did you mean {near}?" if near else f"see: planc inspect {options.plan} --level layouts"
         print(f"planc: {options.plan} has no parameter, module or value {options.name!r}; {help}", file=sys.stderr)
         return 2
     show_warnings(compilation.warnings, dict(compilation.plan.sources))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Iterable, Mapping
 
 from compiler.capture.rows import Use
@@ -98,4 +99,5 @@ def model_line(origin: Origin) -> tuple[Label, ...]:
     file, _, line = origin.source.rpartition(":")
     if not line.isdigit():
         return ()
-    return (Label(Span(file, int(line), 1, int(line), 1 + len(origin.code)), "here"),)
+    column = linecache.getline(file, int(line)).find(origin.code) + 1 or 1
+    return (Label(Span(file, int(line), column, int(line), column + len(origin.code)), "here"),)

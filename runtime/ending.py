@@ -10,6 +10,8 @@ from pathlib import Path
 from runtime.data import Dataset, TextBytes
 from runtime.program import Program
 
+NOT_SAVED = "nothing is saved without train { save_every = … }"
+
 PATIENCE = 3  # steps in a row without a finite loss, until a run gives up
 
 
@@ -34,7 +36,7 @@ class Found:
 
 def interrupted(outcome: Outcome, found: Found) -> list[str]:
     name = signal.Signals(outcome.status - 128).name
-    on = f"; --resume goes on from {found.checkpoint}" if found.checkpoint is not None else ""
+    on = f"; --resume goes on from {found.checkpoint}" if found.checkpoint is not None else f"; {NOT_SAVED}"
     return [f"stopped by {name} after step {outcome.steps}{on}"]
 
 
@@ -63,8 +65,7 @@ def summary(program: Program, dataset: Dataset, outcome: Outcome, found: Found, 
     else:
         lines = [f"loss {mean:.4g} ({over})"]
     lines.append(f"log         {found.log}")
-    if found.checkpoint is not None:
-        lines.append(f"checkpoint  {found.checkpoint}")
+    lines.append(f"checkpoint  {found.checkpoint or f'none: {NOT_SAVED}'}")
     lines += ["", "Try next:"]
     for command, why in next_commands(program, outcome, found, plan).items():
         lines += [f"  {command}", f"      {why}"]

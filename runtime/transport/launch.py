@@ -49,7 +49,7 @@ def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | No
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # The ranks connect to the store and do not start one.
     }
     ranks: list[subprocess.Popen[bytes]] = []
-    patience = _STOP_SECONDS
+    stopping, patience = signal.SIGTERM, _STOP_SECONDS
     killed: dict[int, str] = {}
     with _sigterm_as_exception():
         try:
@@ -60,16 +60,16 @@ def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | No
             if status:
                 _wait(ranks, _FAILURE_SECONDS)
         except (KeyboardInterrupt, _Terminated) as stop:
-            status = 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
-            patience = _FINISH_SECONDS
+            stopping = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
+            status, patience = 128 + stopping, _FINISH_SECONDS
         finally:
-            _stop(ranks, patience)
+            _stop(ranks, stopping, patience)
     report = FailureBoard(store).first()
-    for rank, name in killed.items():
-        print(f"planc: rank {rank} was killed ({name}); what the others say of it follows from that", file=sys.stderr)
     if report is not None:
         print(f"planc: {report}", file=sys.stderr)
-    elif status and status not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+    for rank, name in killed.items():  # last, where one looks first
+        print(f"planc: rank {rank} was killed ({name}); what the others say of it follows from that", file=sys.stderr)
+    if report is None and status and status not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         failed = [str(rank) for rank, process in enumerate(ranks) if process.returncode > 0]
         print(f"planc: exit status {status}; failed: rank {', '.join(failed) or 'unknown'}", file=sys.stderr)
     return status
@@ -118,9 +118,9 @@ def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _stop(ranks: list[subprocess.Popen[bytes]], patience: float) -> None:
-    """SIGTERM; after `patience` seconds, or another interrupt, SIGKILL."""
-    for stop, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, _STOP_SECONDS)):
+def _stop(ranks: list[subprocess.Popen[bytes]], first: signal.Signals, patience: float) -> None:
+    """`first`, the signal that this process got; after `patience` seconds, or another interrupt, SIGKILL."""
+    for stop, seconds in ((first, patience), (signal.SIGKILL, _STOP_SECONDS)):
         running = [process for process in ranks if process.poll() is None]
         for process in running:
             process.send_signal(stop)

@@ -90,6 +90,7 @@ def test_synthetic(capsys):
     assert out[0].startswith("step 1/40  loss ") and "samples/s" in out[0] and "norm" in out[0]
     assert any(line.startswith("step 40/40") for line in out)
     assert "log         runs/handmade/log.jsonl" in out
+    assert "checkpoint  none: nothing is saved without train { save_every = … }" in out
     assert any("planc verify build/p/plan.plan --set dp=2" in line for line in out)
     first = read_log("runs/handmade/log.jsonl")[0]
     assert first.keys() == {
@@ -170,6 +171,14 @@ def test_stopped_and_resumed_is_as_if_never_stopped(monkeypatch, capsys, number)
     assert list(checkpoints("runs/handmade")) == [12, 10]
     assert alone("build/p", resume=True) == 0
     assert "nothing left to do: 12 of 12 steps are done" in capsys.readouterr().out
+
+
+def test_stopped_without_checkpoints_says_so(monkeypatch, capsys):
+    write_program(Path("build/p"), steps=12)
+    stop_after(monkeypatch, 3, signal.SIGINT)
+    assert alone("build/p") == 130
+    said = "stopped by SIGINT after step 3; nothing is saved without train { save_every = … }"
+    assert said in capsys.readouterr().out
 
 
 def test_resumed_on_other_ranks():
@@ -328,7 +337,7 @@ def test_two_processes(text):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert process.returncode == 130, err
-    assert "stopped by SIGTERM after step" in out, err
+    assert "stopped by SIGINT after step" in out, err
     done = read_state(latest("runs/bigram")).step
     assert 20 <= done < 400
     with start("build/p", "--resume", "--plan", "my.plan") as process:
