@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Iterable, Mapping
 
+from compiler.capture.failures import line_span, place_of
 from compiler.capture.rows import Use
-from compiler.diagnostics import Diagnostic, Diagnostics, Label, PlanError, Span, declare_codes, did_you_mean
+from compiler.diagnostics import Diagnostic, Diagnostics, Label, PlanError, declare_codes, did_you_mean
 from compiler.dsl.plan import Plan
 from compiler.ir.graph import Node, Origin
 from compiler.layout.propagate import TimeMixing
@@ -96,8 +96,5 @@ def explain_lowering(plan: Plan, error: LoweringError) -> PlanError:
 
 def model_line(origin: Origin) -> tuple[Label, ...]:
     """The line of the model that a node comes from, as a second place of a diagnostic."""
-    file, _, line = origin.source.rpartition(":")
-    if not line.isdigit():
-        return ()
-    column = linecache.getline(file, int(line)).find(origin.code) + 1 or 1
-    return (Label(Span(file, int(line), column, int(line), column + len(origin.code)), "here"),)
+    place = place_of(origin)
+    return (Label(line_span(*place), "here"),) if place is not None else ()

@@ -24,6 +24,7 @@ from compiler.capture.checks import (
     check_model,
     check_names,
     check_patterns,
+    check_positions,
     loss_hints,
 )
 from compiler.capture.failures import OutputError, Unsupported
@@ -84,6 +85,7 @@ def _capture(request: CaptureRequest) -> Captured:
     with autocasting(request.autocast):
         check_repeats(exported, built, request, dtype, graph)
     check_dtypes(graph)
+    check_positions(graph)
     check_learns(graph, model, request)
     classes, lists = module_tables(model)
     return Captured(

@@ -155,6 +155,30 @@ def check_fill(node: Node) -> None:
         raise Unsupported(what, node.origin, "E110", help="fill in `torch.finfo(x.dtype).min`, or float('-inf')")
 
 
+SAME_VALUES = ("aten.view.", "aten.expand.", "aten.permute.", "aten.detach.", "planc.cast")
+"""Operators whose result has the values of their first argument, all of them."""
+
+
+def check_positions(graph: Graph) -> None:
+    """Counted positions are rows of the table that they read. Eager fails there; a table that is cut by rows would give
+    zeros, as each rank does for the rows of others."""
+    makers = {out: node for node in graph.nodes for out in node.outputs}
+    for node in graph.nodes:
+        if node.op != "aten.embedding.default":
+            continue
+        maker = makers.get(node.args[1])
+        while maker is not None and maker.op.startswith(SAME_VALUES):
+            maker = makers.get(maker.args[0])
+        if maker is None or maker.op != "aten.arange.start_step":
+            continue
+        first, end, step = maker.args[:3]
+        positions, rows = range(int(first), int(end), int(step)), node.args[0].shape[0]
+        if positions and (max(positions) >= rows or min(positions) < 0):
+            beyond = max(positions) if max(positions) >= rows else min(positions)
+            what = f"`embedding` looks up row {beyond} of a table of {rows} rows"
+            raise Unsupported(what, node.origin, "E110", help="make the table longer, or the sequences of the plan shorter")
+
+
 def check_learns(graph: Graph, model: nn.Module, request: CaptureRequest) -> None:
     """The loss has a gradient."""
     loss = graph.outputs.get("loss")

@@ -146,7 +146,9 @@ def unsupported(failure: Unsupported, request: CaptureRequest) -> PlanError:
     module = origin.module or "path.of.the.module"
     inside = f" (in `{origin.module}`)" if origin.module else ""
     help = tuple(text.format(module=module) for text in HELP.get(failure.code, ()))
-    if failure.code == "E110" and request.compute is not None:
+    if failure.code == "E110" and failure.help:
+        help = ()  # what is said of products of two dtypes
+    elif failure.code == "E110" and request.compute is not None:
         help = (BUFFERS.format(dtype=request.compute), *help)
     return error(
         request, failure.code, failure.what + inside, "in this model", notes=NOTES.get(failure.code, ()),

@@ -20,7 +20,8 @@ def print_explanations(console: Console, found: Sequence[Explanation]) -> None:
             console.print(f"  {name:8}{escape(text)}", soft_wrap=True)
         console.print()
     calls = sum(item.calls for item in found)
-    console.print(f"{calls} communication{'s' * (calls != 1)} a step, {show_size(sum(item.sent for item in found))} sent by a rank")
+    sent = show_size(sum(item.sent for item in found))
+    console.print(f"{calls} communication{'s' * (calls != 1)} a step, {sent} sent by a rank")
 
 
 def headline(item: Explanation) -> str:

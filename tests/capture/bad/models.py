@@ -670,6 +670,18 @@ class FloatIndices(nn.Module):
         return F.mse_loss(self.table(x[:, 0]), y)  # HERE
 
 
+class PositionsBeyondTheTable(nn.Module):
+    """E110 | `embedding` looks up row 5 of a table of 5 rows | make the table longer"""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+
+    def forward(self, x, y):
+        positions = torch.arange(x.shape[0])
+        return F.mse_loss(x + self.table(positions.unsqueeze(-1))[:, 0], y)  # HERE
+
+
 class OwnError(Base):
     """E110 | ValueError: the width must be 8"""
 
