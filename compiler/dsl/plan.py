@@ -178,7 +178,7 @@ class ZeroStrategy(Strategy):
 
     stage: int = option(Whole(1, 3), 1, "1 optimizer state, 2 and gradients, 3 and parameters")
     bucket: int = option(Size(), 25 * _MB, "parameters that are gathered and reduced as one")
-    prefetch: int = option(Whole(0, 10_000), 1, "buckets gathered ahead of their use")
+    prefetch: int = option(Whole(0, 10_000), 1, "buckets gathered ahead of their use (stage 3; else all at once)")
     persist_below: int = option(
         Whole(0), 0, "parameters with fewer elements than this stay whole on every rank"
     )

@@ -48,7 +48,11 @@ def zero_rows(c: Compilation) -> Iterator[Asked]:
         yield Asked(f"persist_below = {zero.persist_below}", outcome, f"{many(whole, 'parameter')} stay whole")
     gathers = sum(i.op == "gather" for stream in program.streams for i in stream)
     if "prefetch" in zero.given:
-        yield Asked(f"prefetch = {zero.prefetch}", APPLIED, f"{many(gathers, 'gather')}, each {zero.prefetch} ahead of its use")
+        if zero.stage == 3:
+            done = Asked(f"prefetch = {zero.prefetch}", APPLIED, f"{many(gathers, 'gather')}, each {zero.prefetch} ahead of its use")
+        else:
+            done = Asked(f"prefetch = {zero.prefetch}", NOTHING, f"all {many(gathers, 'gather')} start with the step")
+        yield done
     if "gather" in zero.given:
         outcome = APPLIED if zero.stage == 3 else NOTHING
         yield Asked(f"gather = {zero.gather}", outcome, f"{many(gathers, 'gather')} a step")

@@ -1,8 +1,9 @@
 """Gathers: when parameters that ZeRO keeps in shards are whole.
 
 A stretch of work during which a bucket must be whole begins with the wait for its gather. With ZeRO 3 it ends where
-the bucket is not used soon again; with ZeRO 1 and 2 the first one lasts for the whole step, since the optimizer
-changes the shards at the end of each. A gather is started while the `prefetch` stretches before it are under way.
+the bucket is not used soon again, and a gather is started while the `prefetch` stretches before it are under way. With
+ZeRO 1 and 2 whole parameters have memory of their own, so all gathers start at the beginning of the step, in the order of
+their use: they bring what the optimizer changed in the shards at the end of the last one.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ def stretches(timeline: Timeline, bucket: Bucket, once: bool) -> list[Stretch]:
 
 def gather_starts(found: Sequence[Stretch], prefetch: int) -> list[int]:
     """Before which work each gather starts: with the stretch `prefetch` before its own, and not before the last
-    stretch of the same bucket has ended."""
+    stretch of the same bucket has ended; at once where memory for it is kept anyway."""
     starts, ended = [], {}
     for k, stretch in enumerate(found):
-        starts.append(max(found[k - prefetch].first if k >= prefetch else 0, ended.get(stretch.bucket, 0)))
+        ahead = found[k - prefetch].first if k >= prefetch and stretch.freed else 0
+        starts.append(max(ahead, ended.get(stretch.bucket, 0)))
         ended[stretch.bucket] = stretch.last + 1
     return starts
 
