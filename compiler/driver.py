@@ -29,7 +29,7 @@ from compiler.pipeline.fits import memory_warnings
 from compiler.precision import Precision
 from compiler.report.asked import Asked, asked
 from compiler.requests import batch_rows, batch_ways, capture_request, layout_request
-from compiler.support import check_decays, check_rows, explain_lowering, explain_time_mixing
+from compiler.support import check_decays, check_parts, check_rows, explain_lowering, explain_time_mixing
 from compiler.tensor.topology import across_nodes
 from runtime.program import Program
 
@@ -82,6 +82,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         captured = capture(capture_request(plan, options.widen))
         warnings += check_decays(plan, captured.parameters)
         check_rows(plan, batch_rows(plan), batch_ways(plan), captured.counts_rows)
+    warnings += check_parts(plan, batch_rows(plan), batch_ways(plan))
     with clock("lower"):
         graph = captured.graph
         verify_graph(graph, "capture")

@@ -19,8 +19,37 @@ declare_codes(
         "E204": "a batch that does not divide, and a model that calculates with its size",
         "E205": "a tensor-parallel pattern that names no parameters",
         "W205": "a weight-decay pattern that names no parameter",
+        "W206": "a batch of which much is padding",
+        "W207": "a pipeline with fewer micro-batches than ranks",
     }
 )
+
+MUCH_PADDING = 0.25
+
+
+def check_parts(plan: Plan, rows: int | None, ways: int) -> list[Diagnostic]:
+    """Warnings about work that is wasted: rows that are padding, ranks of a pipeline that wait."""
+    found = Diagnostics()
+    padded = -(-rows // ways) * ways if rows is not None else 0
+    if rows is not None and padded and 1 - rows / padded > MUCH_PADDING:
+        spec = next(spec for spec in plan.inputs if spec.batch_dim is not None)
+        found.warning(
+            "W206",
+            f"{1 - rows / padded:.0%} of the work is padding: {rows} rows in {ways} parts of {padded // ways}",
+            spec.span,
+            help=f"use a batch of {padded} rows, or fewer ranks or micro-batches",
+        )
+    pipeline = plan.pipeline
+    ranks = max((plan.axis_size(axis) for axis in pipeline.axes), default=1) if pipeline is not None else 1
+    if pipeline is not None and 1 < ranks and plan.microbatches < ranks and plan.mode == "train":
+        found.warning(
+            "W207",
+            f"{plan.microbatches} micro-batch{'es' if plan.microbatches > 1 else ''} for {ranks} pipeline ranks: "
+            "most of them wait most of the time",
+            pipeline.given.get("microbatches", pipeline.span),
+            help=f"use at least {ranks} micro-batches, better {4 * ranks}: pipeline over … {{ microbatches = {4 * ranks} }}",
+        )
+    return found.warnings
 
 
 def check_decays(plan: Plan, parameters: Iterable[str]) -> list[Diagnostic]:

@@ -193,9 +193,19 @@ class RankContext:
         """(position in this rank's part of a cut table, 0 for what others have; whether others have it [..., 1])."""
         (c,) = parse_cuts(cut)
         start, length = c.part(self.sizes, self.coords)
+        self._inside(index, c.count)
         local = index - start
         others = (local < 0) | (local >= length)
         return local.masked_fill(others, 0), others.unsqueeze(-1)
+
+    @staticmethod
+    def _inside(index: Tensor, rows: int) -> None:
+        """Refuse an index outside of the whole table, as one device does: else no rank has it, and all give zeros."""
+        outside = ((index < 0) | (index >= rows)).any()
+        if index.is_cuda:
+            torch._assert_async(~outside, f"an index is outside of a table of {rows} rows")
+        elif not index.is_meta and outside:
+            raise IndexError(f"index out of range: the table has {rows} rows, the indices reach {int(index.max())}")
 
     def log_sum_exp(self, x: Tensor, cut: str) -> Tensor:
         """Along a dimension that is cut, which keeps size 1; at least in float32 (see `runtime.log_sum_exp`)."""

@@ -127,6 +127,7 @@ class Executor:
         self.result: StepResult | None = None
         with torch.no_grad():
             for instruction in self.stream:
+                self.context.transport.describe(f"{instruction} (step {self.context.step})")
                 try:
                     self.actions[instruction.op](instruction)
                 except Exception as error:

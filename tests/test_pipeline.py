@@ -133,3 +133,12 @@ def test_each_stage_holds_its_own_parameters() -> None:
     stages = {p.name: p.stages for p in program.parameters}
     assert stages["embed.weight"] == (0,) and stages["head.weight"] == (1,)
     assert all(len(on) == 1 for on in stages.values())
+
+
+@pytest.mark.parametrize(
+    "extra, batch, code",
+    [(pipeline(parts=1), 8, "W207"), (pipeline(parts=4), 8, None), (pipeline(parts=8), 2, "W206")],
+)
+def test_wasted_work_is_warned_of(extra: str, batch: int, code: str | None) -> None:
+    plan = loads(plan_text(get("llama-tiny"), batch=batch, mesh="pp=2", microbatches=1, extra=extra), "p.plan")
+    assert [warning.code for warning in compile(plan).warnings] == ([code] if code else [])

@@ -10,6 +10,9 @@ from compiler.analysis.verify import TOLERANCE, verify
 from compiler.diagnostics import PlanError
 from compiler.driver import compile
 from compiler.dsl import loads
+from runtime.program import load
+from runtime.simulate import simulate
+from runtime.transport import RankFailure
 from tests.zoo import get, plan_text
 
 STYLES = {
@@ -92,3 +95,12 @@ def test_a_pattern_that_names_nothing() -> None:
     plan = text("llama-tiny", "tp=2").replace("attn.wo", "attn.w0")
     with pytest.raises(PlanError, match="E205"):
         compile(loads(plan, "x.plan"))
+
+
+def test_an_index_outside_of_a_cut_table_is_refused(tmp_path) -> None:
+    """As on one device; else no rank would have the row, and all would give zeros."""
+    program = load(compile(loads(text("llama-tiny", "tp=2"), "tensor.plan")).write(tmp_path / "program"))
+    batch = get("llama-tiny").batch(4)
+    batch["tokens"][0, 0] = 10_000
+    with pytest.raises(RankFailure, match="index out of range: the table has 32 rows, the indices reach 10000"):
+        simulate(program, lambda session: session.step(batch))
