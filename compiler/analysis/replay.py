@@ -150,8 +150,8 @@ class ReplayedKind:
     def _replay(self, recording: Recording, arguments: list[Any]) -> Any:
         """Make the results again, and let go of the arguments as the function does."""
         tracker = self._tracker
+        held = [tracker.see(a) if without_data(a) else None for a in arguments]
         with tracker.aside(None):
-            held = [tracker.see(a) if without_data(a) else None for a in arguments]
             memory = {number: tracker.again(number, size) for number, size in recording.storages.items()}
             leaves = []
             for made in recording.results:
