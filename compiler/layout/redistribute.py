@@ -53,6 +53,7 @@ class Redistributor:
         self.made: dict[Value, list[Layout]] = {}
         self.weights: dict[Value, bool] = {}
         self.after: dict[Node | None, list[Node]] = {None: []}
+        self.early: set[Value] = set()  # what such nodes make: there as soon as what it is made of
         self.main: list[Node] = []
         self.names: dict[str, int] = {}
         self.taken = {value.name for value in graph.values()}
@@ -65,6 +66,7 @@ class Redistributor:
     def follow(self, producer: Node | None, node: Node) -> None:
         """Place a node right behind what it works on (None: an input of the graph)."""
         self.after.setdefault(producer, []).append(node)
+        self.early.update(out for out in node.outputs if out is not None)
 
     def ordered(self) -> list[Node]:
         """The nodes, with each communicated value placed right behind its producer, where all its users find it; so are
@@ -310,7 +312,8 @@ class Redistributor:
             operands.append(self.to(operand, layout, origin))
         queue = iter(operands)
         args, kwargs = map_values((node.args, node.kwargs), lambda _: next(queue))
-        shared = not value.differentiable and not any(operand.differentiable for operand in node.inputs)
+        at_once = all(new is old or new in self.early for new, old in zip(operands, node.inputs))
+        shared = not value.differentiable and at_once
         module = node.origin.module if shared else origin.module
         clone = Node(node.op, args, kwargs, [], Origin(module, node.origin.source, node.origin.code))
         out = Value(self.fresh(value.name), value.dtype, value.shape, differentiable=value.differentiable)
