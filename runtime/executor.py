@@ -127,11 +127,12 @@ class Executor:
         self.result: StepResult | None = None
         with torch.no_grad():
             for instruction in self.stream:
-                self.context.transport.describe(f"{instruction} (step {self.context.step})")
+                self.context.where = str(instruction)
+                self.context.transport.describe(f"{self.context.where} (step {self.context.step})")
                 try:
                     self.actions[instruction.op](instruction)
                 except Exception as error:
-                    where = f"rank {self.context.transport.rank}, step {self.context.step}, `{instruction}`"
+                    where = f"rank {self.context.transport.rank}, step {self.context.step}, `{self.context.where}`"
                     raise InstructionError(f"{where}: {error}") from error
         self.context.step += 1
         assert self.result is not None
@@ -143,7 +144,7 @@ class Executor:
         call = self.program.prologue
         assert call is not None
         context = self.context
-        context.coords[TIME], context.site, context.where = 0, call.site, "prologue"
+        context.coords[TIME], context.site = 0, call.site
         # Along time nothing is split here: the axis has one part.
         microbatches, context.sizes[TIME] = context.sizes[TIME], 1
         arguments = [
@@ -157,7 +158,7 @@ class Executor:
     def enter(self, call: Call, instruction: Instruction) -> _Micro:
         assert instruction.micro is not None
         context = self.context
-        context.coords[TIME], context.site, context.where = instruction.micro, call.site, str(instruction)
+        context.coords[TIME], context.site = instruction.micro, call.site
         return self.micros[instruction.micro]
 
     def argument(self, reference: str, micro: int) -> Tensor:
@@ -397,7 +398,6 @@ class Executor:
 
     def do_clip(self, instruction: Instruction) -> None:
         """One norm over every element of the model, each counted once (Pascanu et al. 2013)."""
-        self.context.where = str(instruction)
         clip = self.program.clip or {}
         gradients = self.gradients()
         if "grad_value" in clip:
@@ -443,7 +443,6 @@ class Executor:
             self.reported[output.name] = known + value if output.op == "sum" else torch.maximum(known, value)
 
     def do_update(self, instruction: Instruction) -> None:
-        self.context.where = str(instruction)
         for buffer in self.program.buffers:
             if buffer.update is None or buffer.stage != self.state.stage:
                 continue
@@ -459,7 +458,6 @@ class Executor:
 
     def do_report(self, instruction: Instruction) -> None:
         """All reported scalars in one message for each set of axes and operation."""
-        self.context.where = str(instruction)
         found: dict[str, float] = {}
         sets: dict[tuple[tuple[str, ...], str], list[Output]] = {}
         for output in self.program.outputs:

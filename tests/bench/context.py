@@ -28,8 +28,9 @@ from compiler.context.balance import imbalance, seen_by_rank
 from compiler.driver import compile
 from compiler.dsl import loads
 from runtime.factory import build
-from runtime.state import initial_state
+from runtime.initial import initial_state
 from runtime.transport.launch import launch
+from tests.bench._paired import Batch, random_batch
 
 RANKS = 2
 PLAN = """
@@ -43,7 +44,6 @@ context over cp {{ attention = {kind}, order = {order} }}
 optimizer sgd {{ lr = 1e-3 }}
 """
 
-Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], float]
 
 
@@ -102,11 +102,6 @@ def torch_step(folder: str) -> Step:
 
 
 SIDES = {"planc": planc_step, "torch": torch_step, "one device": alone_step}
-
-
-def random_batch(program: runtime.Program, seed: int) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    return {s.name: torch.randint(0, s.below or 2, s.shape, generator=generator) for s in program.inputs}
 
 
 def compare(folder: str, rounds: int) -> None:

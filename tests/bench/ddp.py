@@ -12,10 +12,8 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from compiler.driver import compile
 from compiler.dsl import loads
 from runtime.initial import initial_state
 from runtime.transport.launch import launch
+from tests.bench._paired import alternate, random_batch, random_batches
 
 RANKS = 2
 OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -90,33 +89,13 @@ def ddp_step(folder: str) -> tuple[Step, Callable[[], int]]:
 SIDES = {"planc": planc_step, "ddp": ddp_step}
 
 
-def random_batch(program: runtime.Program, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {s.name: torch.randint(0, s.below or 2, s.shape, generator=generator) for s in program.inputs}
-
-
 def compare(folder: str, rounds: int) -> None:
-    """Alternate the two sides step by step; which goes first alternates too."""
-    program = runtime.program.load(folder)
-    steps = {name: make(folder)[0] for name, make in SIDES.items()}
-    batches = [random_batch(program, k) for k in range(4)]
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    losses: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds + 2):
-        order = list(steps) if turn % 2 else list(steps)[::-1]
-        for name in order:
-            dist.barrier()
-            start = time.perf_counter()
-            losses[name].append(steps[name](batches[turn % len(batches)]))
-            dist.barrier()
-            times[name].append(time.perf_counter() - start)
+    """Both sides, step by step in turn."""
+    batches = random_batches(runtime.program.load(folder))
+    found = alternate({name: make(folder)[0] for name, make in SIDES.items()}, batches, rounds)
     if dist.get_rank() == 0:
-        pairs = list(zip(times["planc"][2:], times["ddp"][2:]))
-        print(f"step time, planc / DDP: {statistics.median(a / b for a, b in pairs):.3f} (median of {rounds} pairs)")
-        for name, each in times.items():
-            print(f"  {name}: median {statistics.median(each[2:]) * 1e3:.1f} ms")
-        worst = max(abs(a - b) / abs(b) for a, b in zip(losses["planc"], losses["ddp"]))
-        print(f"largest relative difference of the losses: {worst:.1e}")
+        print(f"step time, planc / DDP: {found.ratio('planc', 'ddp'):.3f} (median of {rounds} pairs)")
+        found.show("planc", "ddp")
 
 
 def alone(folder: str, side: str) -> None:

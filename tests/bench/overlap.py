@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import sys
 import tempfile
 import time
@@ -23,7 +22,6 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 
 import runtime
 from compiler.driver import compile
@@ -34,7 +32,7 @@ from runtime.transport import Work
 from runtime.transport.calls import Call
 from runtime.transport.launch import launch
 from runtime.transport.torch_distributed import TorchTransport
-from tests.bench.ddp import random_batch
+from tests.bench._paired import alternate, random_batches
 
 RANKS = 2
 SIDES = ("recorded", "behind", "pieces")
@@ -76,37 +74,21 @@ class _Arriving(Work):
 
 
 def compare(folder: Path, rounds: int, bandwidth: float) -> None:
-    """Alternate the sides step by step; which goes first alternates too."""
+    """All sides, step by step in turn."""
     SlowTransport.bandwidth = bandwidth
     transport = SlowTransport.from_env("gloo")
     sessions = {side: runtime.load(folder / side, transport) for side in SIDES}
-    program = next(iter(sessions.values())).program
-    batches = [random_batch(program, k) for k in range(4)]
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
-    work: dict[str, list[float]] = {side: [] for side in SIDES}
-    losses: dict[str, list[float]] = {side: [] for side in SIDES}
-    for turn in range(rounds + 2):
-        for side in SIDES if turn % 2 else SIDES[::-1]:
-            dist.barrier()
-            start, used = time.perf_counter(), time.process_time()
-            losses[side].append(sessions[side].step(batches[turn % len(batches)]).loss)
-            dist.barrier()
-            times[side].append(time.perf_counter() - start)
-            work[side].append(time.process_time() - used)
+    batches = random_batches(next(iter(sessions.values())).program)
+    found = alternate({side: lambda batch, s=session: s.step(batch).loss for side, session in sessions.items()}, batches, rounds)
     if transport.rank == 0:
         for side in SIDES:
-            wall, processor = (median_ratio(each[side], each["recorded"]) for each in (times, work))
-            worst = max(abs(a - b) / abs(b) for a, b in zip(losses[side], losses["recorded"]))
-            took = statistics.median(times[side][2:]) * 1e3
+            wall, processor = (found.ratio(side, "recorded", work) for work in (False, True))
+            worst = found.apart(side, "recorded")
             print(
-                f"  {side:9} {took:7.1f} ms, ratio {wall:.3f}, of processor time {processor:.3f}; losses {worst:.0e} apart"
+                f"  {side:9} {found.median(side):7.1f} ms, ratio {wall:.3f}, of processor time {processor:.3f}; "
+                f"losses {worst:.0e} apart"
             )
     transport.close()
-
-
-def median_ratio(side: list[float], other: list[float]) -> float:
-    """Without the first two steps."""
-    return statistics.median(a / b for a, b in zip(side[2:], other[2:]))
 
 
 def programs(options: argparse.Namespace, folder: Path) -> None:

@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,9 +27,10 @@ import runtime
 from compiler.driver import compile
 from compiler.dsl import loads
 from runtime.factory import build
-from runtime.state import initial_state
+from runtime.initial import initial_state
 from runtime.transport.launch import launch
 from tests.analysis.tracking import Storages
+from tests.bench._paired import Batch, alternate, random_batch, random_batches
 
 RANKS = 2
 VIRTUAL = {"1f1b": 1, "interleaved": 2}
@@ -47,7 +46,6 @@ pipeline over pp {{ schedule = {schedule}, microbatches = {parts}, virtual = {vi
 optimizer adamw {{ lr = 1e-3, betas = (0.9, 0.95), weight_decay = 0.1 }}
 """
 
-Batch = dict[str, Tensor]
 Step = Callable[[Batch], float]
 
 
@@ -120,34 +118,14 @@ def torch_step(folder: str, schedule: str) -> Step:
 SIDES = {"planc": planc_step, "torch": torch_step}
 
 
-def random_batch(program: runtime.Program, seed: int) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    return {s.name: torch.randint(0, s.below or 2, s.shape, generator=generator) for s in program.inputs}
-
-
 def compare(folder: str, schedule: str, rounds: int) -> None:
-    """Alternate the two sides step by step; which goes first alternates too."""
-    program = runtime.program.load(folder)
-    steps = {name: make(folder, schedule) for name, make in SIDES.items()}
-    batches = [random_batch(program, k) for k in range(4)]
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    losses: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds + 2):
-        order = list(steps) if turn % 2 else list(steps)[::-1]
-        for name in order:
-            dist.barrier()
-            start = time.perf_counter()
-            losses[name].append(steps[name](batches[turn % len(batches)]))
-            dist.barrier()
-            times[name].append(time.perf_counter() - start)
+    """Both sides, step by step in turn."""
+    batches = random_batches(runtime.program.load(folder))
+    found = alternate({name: make(folder, schedule) for name, make in SIDES.items()}, batches, rounds)
     if dist.get_rank() == 0:
-        pairs = list(zip(times["planc"][2:], times["torch"][2:]))
-        ratio = statistics.median(a / b for a, b in pairs)
+        ratio = found.ratio("planc", "torch")
         print(f"{schedule}: step time, planc / torch: {ratio:.3f} (median of {rounds} pairs)")
-        for name, each in times.items():
-            print(f"  {name}: median {statistics.median(each[2:]) * 1e3:.1f} ms")
-        worst = max(abs(a - b) / abs(b) for a, b in zip(losses["planc"], losses["torch"]))
-        print(f"  largest relative difference of the losses: {worst:.1e}")
+        found.show("planc", "torch")
 
 
 def alone(folder: str, schedule: str, side: str) -> None:

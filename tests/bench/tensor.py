@@ -13,10 +13,8 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +39,7 @@ from compiler.dsl import loads
 from runtime.factory import build
 from runtime.initial import initial_state
 from runtime.transport.launch import launch
+from tests.bench._paired import alternate, random_batch, random_batches
 
 RANKS = 2
 OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -129,7 +128,7 @@ def cut(model: nn.Module, mesh: DeviceMesh, sequence: bool) -> None:
     layer = {f"attn.w{k}": ColwiseParallel() for k in "qkv"} | {f"mlp.w{k}": ColwiseParallel() for k in "13"}
     layer |= {name: RowwiseParallel(output_layouts=outside) for name in ("attn.wo", "mlp.w2")}
     # One gather or, backward, one sum for all projections that read the same activation.
-    for name, others in (("attn", (None, None)), ("mlp", ())):
+    for name, others in (("attn", (None, None, None)), ("mlp", ())):
         given, wanted = (outside, *others), (Replicate(), *others)
         layer[name] = PrepareModuleInput(input_layouts=given, desired_input_layouts=wanted)
     if sequence:
@@ -143,33 +142,13 @@ def cut(model: nn.Module, mesh: DeviceMesh, sequence: bool) -> None:
 SIDES = {"planc": planc_step, "dtensor": dtensor_step}
 
 
-def random_batch(program: runtime.Program, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {s.name: torch.randint(0, s.below or 2, s.shape, generator=generator) for s in program.inputs}
-
-
 def compare(folder: str, rounds: int, sequence: bool) -> None:
-    """Alternate the two sides step by step; which goes first alternates too."""
-    program = runtime.program.load(folder)
-    steps = {name: make(folder, sequence)[0] for name, make in SIDES.items()}
-    batches = [random_batch(program, k) for k in range(4)]
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    losses: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds + 2):
-        order = list(steps) if turn % 2 else list(steps)[::-1]
-        for name in order:
-            dist.barrier()
-            start = time.perf_counter()
-            losses[name].append(steps[name](batches[turn % len(batches)]))
-            dist.barrier()
-            times[name].append(time.perf_counter() - start)
+    """Both sides, step by step in turn."""
+    batches = random_batches(runtime.program.load(folder))
+    found = alternate({name: make(folder, sequence)[0] for name, make in SIDES.items()}, batches, rounds)
     if dist.get_rank() == 0:
-        pairs = list(zip(times["dtensor"][2:], times["planc"][2:]))
-        print(f"planc is {statistics.median(a / b for a, b in pairs):.2f} times as fast (median of {rounds} pairs)")
-        for name, each in times.items():
-            print(f"  {name}: median {statistics.median(each[2:]) * 1e3:.1f} ms")
-        worst = max(abs(a - b) / abs(b) for a, b in zip(losses["planc"], losses["dtensor"]))
-        print(f"  largest relative difference of the losses: {worst:.1e}")
+        print(f"planc is {found.ratio('dtensor', 'planc'):.2f} times as fast (median of {rounds} pairs)")
+        found.show("planc", "dtensor")
 
 
 def alone(folder: str, side: str, sequence: bool) -> None:

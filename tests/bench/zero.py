@@ -14,10 +14,8 @@ import argparse
 import json
 import os
 import re
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -39,6 +37,7 @@ from runtime.initial import initial_state
 from runtime.transport import connect
 from runtime.transport.calls import sent_bytes
 from runtime.transport.launch import launch
+from tests.bench._paired import alternate, random_batches
 
 RANKS = 2
 OPTIMIZER = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -134,35 +133,14 @@ class Sent(TorchDispatchMode):
 SIDES: dict[str, Side] = {"planc": planc_side, "torch": torch_side}
 
 
-def random_batch(program: runtime.Program, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {s.name: torch.randint(0, s.below or 2, s.shape, generator=generator) for s in program.inputs}
-
-
 def compare(folder: str, rounds: int) -> None:
-    """Alternate the two sides step by step; which goes first alternates too."""
+    """Both sides, step by step in turn."""
     program, transport = runtime.program.load(folder), connect()
     steps = {name: make(program, transport)[0] for name, make in SIDES.items()}
-    batches = [random_batch(program, k) for k in range(4)]
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    losses: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds + 2):
-        order = list(steps) if turn % 2 else list(steps)[::-1]
-        for name in order:
-            dist.barrier()
-            start = time.perf_counter()
-            losses[name].append(steps[name](batches[turn % len(batches)]))
-            dist.barrier()
-            times[name].append(time.perf_counter() - start)
+    found = alternate(steps, random_batches(program), rounds)
     if dist.get_rank() == 0:
-        pairs = list(zip(times["planc"][2:], times["torch"][2:]))
-        print(
-            f"  step time, planc / torch: {statistics.median(a / b for a, b in pairs):.3f} (median of {rounds} pairs)"
-        )
-        for name, each in times.items():
-            print(f"    {name}: median {statistics.median(each[2:]) * 1e3:.1f} ms")
-        worst = max(abs(a - b) / abs(b) for a, b in zip(losses["planc"], losses["torch"]))
-        print(f"  largest relative difference of the losses: {worst:.1e}")
+        print(f"  step time, planc / torch: {found.ratio('planc', 'torch'):.3f} (median of {rounds} pairs)")
+        found.show("planc", "torch")
 
 
 def resident(field: str) -> float:
@@ -179,7 +157,7 @@ def forget_peak() -> None:
 def alone(folder: str, side: str) -> None:
     """A few steps of one side: memory between steps and at the peak, and bytes of one step."""
     program, transport = runtime.program.load(folder), connect()
-    batches = [random_batch(program, k) for k in range(3)]
+    batches = random_batches(program, 3)
     before = resident("VmRSS")
     step, sent = SIDES[side](program, transport)
     step(batches[0])
