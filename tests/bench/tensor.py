@@ -66,6 +66,7 @@ Counter = Callable[[], dict[str, int]]
 def planc_step(folder: str, sequence: bool) -> tuple[Step, Counter]:
     session = runtime.load(folder)
     counters = session.transport.counters
+    counters.reset()  # what initialising sent is no part of a step
     return lambda batch: session.step(batch).loss, lambda: {k: c.bytes for (k, _), c in counters.by_group().items()}
 
 
