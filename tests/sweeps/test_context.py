@@ -1,0 +1,44 @@
+"""Context parallelism: each attention and order at 2, 3, 4 and 8 ranks, times tensor parallelism and pipelines."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sweeps.grid import MODELS, check, strategy
+from tests.zoo import get
+
+ATTENTIVE = (
+    "gpt-tiny", "gpt-tied-tiny", "gpt-attention-dropout-tiny", "llama-tiny", "llama-odd-tiny", "encdec-tiny", "vit-tiny",
+    "c09_encdec", "c33_doc_mask", "c36_label_shift", "c46_vmap_mask", "hf-llama", "hf-qwen3", "hf-gemma3", "hf-gpt2",
+)  # fmt: skip
+MESHES = {
+    "gather": ("cp=2", "cp=3", "cp=4", "cp=8"),
+    "ring": ("cp=2", "cp=3", "cp=4", "cp=8"),
+    "ulysses": ("cp=2", "cp=3", "cp=4", "cp=8"),
+    "usp": ("cr=2 cu=2", "cr=4 cu=2", "cr=2 cu=4", "cr=3 cu=2"),
+}
+CASES = [(kind, mesh) for kind, meshes in MESHES.items() for mesh in meshes]
+WITH = {
+    "alone": (),
+    "tp=2": (strategy("tensor over tp", style="auto", sequence="on"),),
+    "pp=2": (strategy("pipeline over pp", schedule="1f1b", microbatches=2),),
+}
+
+
+def context(kind: str, order: str) -> str:
+    return strategy(f"context over {'cr, cu' if kind == 'usp' else 'cp'}", attention=kind, order=order)
+
+
+@pytest.mark.parametrize("other", WITH)
+@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("kind", "mesh"), CASES)
+@pytest.mark.parametrize("name", ATTENTIVE)
+def test_attentions(name: str, kind: str, mesh: str, order: str, other: str) -> None:
+    mesh = mesh if other == "alone" else f"{other} {mesh}" if other == "pp=2" else f"{mesh} {other}"
+    check(get(name), mesh, context(kind, order), *WITH[other], batch=4)
+
+
+@pytest.mark.parametrize("kind", ["gather", "ring", "ulysses"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ATTENTIVE])
+def test_the_rest_of_the_zoo(name: str, kind: str) -> None:
+    check(get(name), "cp=2", context(kind, "zigzag"), batch=8)
