@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="planc", description=__doc__)
+    top.add_argument("--version", action=ShowVersion, nargs=0, help="print planc's version")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, handler: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -88,6 +89,16 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
     run.add_argument("--trace", metavar="FILE", help="write a Chrome trace of three steps, with the measured bubble")
     return top
+
+
+class ShowVersion(argparse.Action):
+    """Looked up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from compiler.version import version
+
+        print(f"{parser.prog} {version()}")
+        parser.exit()
 
 
 def at_least_one(text: str) -> int:
@@ -311,7 +322,7 @@ def do_simulate(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"ranks": program.world, "losses": [r.loss for r in results[0]]}))
         return 0
-    for step, result in enumerate(results[0]):
+    for step, result in enumerate(results[0], 1):
         metrics = "".join(f"  {name} {value:.6g}" for name, value in result.metrics.items())
         print(f"step {step}: loss {result.loss:.6g}{metrics}")
     print(f"{program.world} ranks simulated in this process on random batches")

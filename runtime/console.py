@@ -19,7 +19,7 @@ _SMOOTHING = 0.1  # weight of the newest step in the averages of step time and r
 class StepReport:
     """What one step has to tell.
 
-    step: counted from 0. items: tokens or samples of the whole global batch. seconds: the step's duration.
+    step: counted from 1. items: tokens or samples of the whole global batch. seconds: the step's duration.
     grad_norm: None where it is not computed.
     """
 
@@ -61,7 +61,7 @@ class Progress:
 
     def update(self, report: StepReport) -> None:
         """Show a finished step."""
-        self._done = report.step + 1
+        self._done = report.step
         self._seconds = _smooth(self._seconds, report.seconds)
         self._rate = _smooth(self._rate, report.items / max(report.seconds, 1e-9))
         self._line = self._text(report)

@@ -107,6 +107,11 @@ class Executor:
         self.inputs = {spec.name: spec for spec in program.inputs}
         self.actions: dict[str, Callable[[Instruction], None]] = {op: getattr(self, f"do_{op}") for op in OPERATIONS}
 
+    @property
+    def number(self) -> int:
+        """The step at work, as people count: from 1."""
+        return self.context.step + 1
+
     def run(self, batch: Mapping[str, Tensor], rows: int, lr: float) -> StepResult:
         """One step on this rank's part of the batch; `rows` of the whole batch are real. Updates the state in place.
 
@@ -128,11 +133,11 @@ class Executor:
         with torch.no_grad():
             for instruction in self.stream:
                 self.context.where = str(instruction)
-                self.context.transport.describe(f"{self.context.where} (step {self.context.step})")
+                self.context.transport.describe(f"{self.context.where} (step {self.number})")
                 try:
                     self.actions[instruction.op](instruction)
                 except Exception as error:
-                    where = f"rank {self.context.transport.rank}, step {self.context.step}, `{self.context.where}`"
+                    where = f"rank {self.context.transport.rank}, step {self.number}, `{self.context.where}`"
                     raise InstructionError(f"{where}: {error}") from error
         self.context.step += 1
         assert self.result is not None
@@ -288,7 +293,7 @@ class Executor:
         done()
 
     def label(self, instruction: Instruction, axes: tuple[str, ...]) -> str:
-        return f"{instruction} over {','.join(axes)} (step {self.context.step})"
+        return f"{instruction} over {','.join(axes)} (step {self.number})"
 
     def do_gather(self, instruction: Instruction) -> None:
         store = self.state.stores[instruction.target]
@@ -338,7 +343,7 @@ class Executor:
         rank = self.context.peer(self.program.pipeline, instruction.peer)
         # The work keeps the tensor until it has been sent.
         self.start(
-            instruction, self.context.transport.send(tensor, rank, wait=False, label=f"{instruction} (step {self.context.step})")
+            instruction, self.context.transport.send(tensor, rank, wait=False, label=f"{instruction} (step {self.number})")
         )
 
     def do_recv(self, instruction: Instruction) -> None:
@@ -348,7 +353,7 @@ class Executor:
         tensor = torch.empty(message.shape, dtype=getattr(torch, message.dtype), device=self.context.device)
         part, transport = self.slice_of(tensor, message), self.context.transport
         rank = self.context.peer(self.program.pipeline, instruction.peer)
-        work = transport.recv(part, rank, wait=False, label=f"{instruction} (step {self.context.step})")
+        work = transport.recv(part, rank, wait=False, label=f"{instruction} (step {self.number})")
 
         def arrived() -> None:
             if message.over:
@@ -392,7 +397,7 @@ class Executor:
         context, gradients = self.context, self.gradients()
         found = overflow(gradients, context.device)
         everyone = context.group(context.mesh.names)
-        context.transport.all_reduce(found, everyone, op="max", label=f"finite (step {context.step})")
+        context.transport.all_reduce(found, everyone, op="max", label=f"finite (step {self.number})")
         self.skipped = bool(found)
         torch._foreach_mul_(gradients, 1.0 / self.loss_scale.value)
 

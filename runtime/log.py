@@ -16,20 +16,20 @@ import torch
 class JsonLog:
     """Appends records to a JSON-lines file, each flushed at once.
 
-    resume_at: None starts the file anew; a step keeps the records of earlier steps and drops the rest (a run that is
-    resumed from a checkpoint repeats the steps after it), as well as a line that a crash has cut.
+    after: None starts the file anew; a step keeps the records up to that one and drops the rest (a run that is resumed
+    from a checkpoint repeats the steps after it), as well as a line that a crash has cut.
     JSON has no nan or inf: they are written as the strings "nan", "inf" and "-inf". One-element tensors are numbers.
     """
 
-    def __init__(self, path: str | Path, resume_at: int | None = None) -> None:
+    def __init__(self, path: str | Path, after: int | None = None) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if resume_at is not None and self.path.exists():
-            _keep_before(self.path, resume_at)
-        self._file = self.path.open("w" if resume_at is None else "a", encoding="utf-8")
+        if after is not None and self.path.exists():
+            _keep_until(self.path, after)
+        self._file = self.path.open("w" if after is None else "a", encoding="utf-8")
 
     def write(self, step: int, **values: Any) -> None:
-        """Write one record, `{"step": step, …}`. Raises TypeError for what JSON cannot say."""
+        """Write one record, `{"step": step, …}`; steps count from 1. Raises TypeError for what JSON cannot say."""
         self._file.write(json.dumps(_plain({"step": step, **values}), allow_nan=False) + "\n")
         self._file.flush()
 
@@ -54,8 +54,8 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     return records
 
 
-def _keep_before(path: Path, step: int) -> None:
-    kept = [json.dumps(record) + "\n" for record in read_log(path) if record["step"] < step]
+def _keep_until(path: Path, step: int) -> None:
+    kept = [json.dumps(record) + "\n" for record in read_log(path) if record["step"] <= step]
     beside = path.with_name(path.name + ".tmp")
     beside.write_text("".join(kept), encoding="utf-8")
     os.replace(beside, path)

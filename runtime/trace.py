@@ -24,7 +24,7 @@ LANES = ("computation", "communication", "optimizer")
 
 @dataclass(frozen=True)
 class Event:
-    """An instruction on a rank; `start` and `end` in seconds of the wall clock."""
+    """An instruction on a rank, in a step counted from 1; `start` and `end` in seconds of the wall clock."""
 
     rank: int
     stage: int
@@ -75,11 +75,11 @@ class Tracer:
                 start.record()
                 action(instruction)
                 end.record()
-                self._marks.append((instruction, self.session.steps, start, end))
+                self._marks.append((instruction, self.session.executor.number, start, end))
             else:
                 began = time.time()
                 action(instruction)
-                self._add(instruction, self.session.steps, began, time.time())
+                self._add(instruction, self.session.executor.number, began, time.time())
 
         return run
 

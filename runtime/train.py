@@ -192,7 +192,7 @@ class Run:
         tracer = Tracer(session)
         started = time.perf_counter()
         while session.steps < total:
-            step = session.steps
+            step = session.steps + 1
             batch = next(loader)
             with tracer if step in traced else nullcontext():
                 result = session.step(batch.tensors, batch.valid, local=True)
@@ -204,7 +204,7 @@ class Run:
                 reporter.report(step, batch, result, ended - started)
             bad = 0 if sound(result) else bad + 1
             if bad == 1 and not math.isfinite(result.loss) and reporter is not None:
-                reporter.progress.message(f"warning: step {step + 1}: the loss is {result.loss}")
+                reporter.progress.message(f"warning: step {step}: the loss is {result.loss}")
             if bad == PATIENCE:
                 return Outcome(1, session.steps, tuple(losses), saved)
             stop = interrupt.agreed()
@@ -260,7 +260,7 @@ class Reporter:
     def report(self, step: int, batch: Batch, result: StepResult, seconds: float) -> None:
         run = self.run
         items = batch.valid * run.items_per_row
-        lr = run.session.schedule(step)
+        lr = run.session.schedule(step - 1)
         self.progress.update(StepReport(step, result.loss, items, seconds, result.grad_norm, lr))
         self.log.write(
             step,
@@ -276,13 +276,14 @@ class Reporter:
             **({"grad_norms": result.grad_norms} if result.grad_norms else {}),
         )
         if result.skipped:
-            self.progress.message(f"step {step + 1} left out: gradients overflowed at loss scale {result.loss_scale:g}")
+            self.progress.message(f"step {step} left out: gradients overflowed at loss scale {result.loss_scale:g}")
 
 
-def traced_steps(first: int, total: int) -> range:
-    """The steps that a trace shows: three behind the first, which warms up; fewer where there are no more."""
-    begin = min(first + 1, total - 1)
-    return range(begin, min(begin + 3, total))
+def traced_steps(done: int, total: int) -> range:
+    """The steps that a trace shows, counted from 1, of a run that has `done` of them behind it: three behind the first
+    one, which warms up; fewer where there are no more."""
+    begin = min(done + 2, total)
+    return range(begin, min(begin + 3, total + 1))
 
 
 def sound(result: StepResult) -> bool:

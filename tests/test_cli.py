@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from compiler import version
 from compiler.cli import LEVEL_NAMES, main, parser
 
 ROOT = Path(__file__).parent.parent
@@ -247,7 +249,7 @@ def test_estimate_draws_the_step(capsys: Captured, folder: Path) -> None:
 def test_simulate(capsys: Captured) -> None:
     status, out, _ = planc(capsys, "simulate", "tiny.plan", "--steps", "2", "--set", "dp=4")
     assert status == 0
-    assert re.match(r"step 0: loss [\d.]+  mean [\d.]+\nstep 1: loss [\d.]+  mean [\d.]+\n4 ranks simulated", out)
+    assert re.match(r"step 1: loss [\d.]+  mean [\d.]+\nstep 2: loss [\d.]+  mean [\d.]+\n4 ranks simulated", out)
     status, out, _ = planc(capsys, "simulate", "tiny.plan", "--json")
     found = json.loads(out)
     assert status == 0 and found["ranks"] == 2 and len(found["losses"]) == 3
@@ -279,14 +281,14 @@ def test_run_and_resume(capsys: Captured, folder: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert "step 4/4" in first.stdout and "planc run tiny.plan --resume" in first.stdout
     log = [json.loads(line) for line in (folder / "runs/tiny/log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in log] == [0, 1, 2, 3]
+    assert [line["step"] for line in log] == [1, 2, 3, 4]
     again = python("-m", "compiler.cli", "run", "tiny.plan")
     assert again.returncode == 1 and "--resume" in again.stderr and "Traceback" not in again.stderr
     more = python("-m", "compiler.cli", "run", "tiny.plan", "--resume", "--set", "train.steps=6", "--set", "dp=1")
     assert more.returncode == 0, more.stderr
     assert "going on from" in more.stdout and "step 6/6" in more.stdout
     log = [json.loads(line) for line in (folder / "runs/tiny/log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in log] == [0, 1, 2, 3, 4, 5]
+    assert [line["step"] for line in log] == [1, 2, 3, 4, 5, 6]
 
 
 def test_torchrun(capsys: Captured, folder: Path) -> None:
@@ -424,6 +426,22 @@ def test_help_names_every_command(capsys: Captured) -> None:
     out = capsys.readouterr().out
     assert stop.value.code == 0 and all(f"    {name} " in out for name in EVERY)
     assert parser().prog == "planc"
+
+
+def test_version(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a checkout its own; of an installed package what the installer noted."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0 and capsys.readouterr().out == f"planc {wanted}\n"
+    monkeypatch.setattr(version, "__file__", str(tmp_path / "compiler/version.py"))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"{name}'s")
+    assert version.version() == "planc's"
+
+
+def test_the_package_is_the_command() -> None:
+    done = python("-m", "compiler", "check", "tiny.plan")
+    assert (done.returncode, done.stdout) == (0, "tiny.plan: ok (2 ranks: dp=2)\n"), done.stderr
 
 
 def test_a_closed_pipe_is_no_error() -> None:

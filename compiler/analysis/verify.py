@@ -201,17 +201,17 @@ def compare(truth: Trajectory, found: Sequence[Trajectory], gain: Callable[[floa
     }
     for rank, one in enumerate(found):
         at = f" on rank {rank}"
-        for step, (a, b) in enumerate(zip(truth.losses, one.losses, strict=True)):
+        for step, (a, b) in enumerate(zip(truth.losses, one.losses, strict=True), 1):
             yield Deviation(f"loss of step {step}{at}", relative(torch.tensor(a), torch.tensor(b)))
-        for step, (m, n) in enumerate(zip(truth.metrics, one.metrics, strict=True)):
+        for step, (m, n) in enumerate(zip(truth.metrics, one.metrics, strict=True), 1):
             for name in n:
                 yield Deviation(f"metric {name} of step {step}{at}", relative(torch.tensor(m[name]), torch.tensor(n[name])))
-        for step, (g, h) in enumerate(zip(truth.gradients, one.gradients, strict=True)):
+        for step, (g, h) in enumerate(zip(truth.gradients, one.gradients, strict=True), 1):
             # A gradient that is zero but for rounding (of a bias in front of a normalisation) is rounding of terms as
             # large as other gradients are.
             for name in g.keys() | h.keys():
                 missing = name not in g or name not in h
-                error = math.inf if missing else relative(g[name], h[name], SMALL * max(largest[step], 1.0))
+                error = math.inf if missing else relative(g[name], h[name], SMALL * max(largest[step - 1], 1.0))
                 yield Deviation(f"gradient of {name} in step {step}{at}", error)
         after = f"after {len(truth.losses)} steps{at}"
         for name, value in one.parameters.items():

@@ -399,7 +399,7 @@ class TrainSpec(Spec):
     save_every: int | None = option(Maybe(Whole(1)), None, "steps between checkpoints")
     keep: int = option(Whole(1), 2, "checkpoints kept; older ones are deleted")
     log: str | None = option(
-        Maybe(Text("a file name", wrong_path)), None, "file for one JSON line per step"
+        Maybe(Text("a file name", wrong_path)), None, "file for one JSON line per step; steps count from 1"
     )
     directory: str | None = option(
         Maybe(Text("a folder name", wrong_path)),

@@ -35,7 +35,7 @@ def test_the_first_rung_that_breaks_is_named(tmp_path, capsys) -> None:
     (tmp_path / "p.plan").write_text(text())
 
     def broken(plan, steps):
-        return Verdict((Deviation("loss of step 0", 1.0 if plan.tensor is not None else 0.0),), plan.ranks, steps)
+        return Verdict((Deviation("loss of step 1", 1.0 if plan.tensor is not None else 0.0),), plan.ranks, steps)
 
     with mock.patch.object(ladder, "verify", broken):
         assert main(["verify", str(tmp_path / "p.plan"), "--ladder"]) == 1

@@ -13,34 +13,34 @@ from runtime.log import JsonLog, read_log
 def test_one_strict_json_object_per_line(tmp_path):
     path = tmp_path / "deep" / "log.jsonl"
     with JsonLog(path) as log:
-        log.write(0, loss=torch.tensor(1.5), norms={"a": float("inf")}, rates=(1, float("nan")))
+        log.write(1, loss=torch.tensor(1.5), norms={"a": float("inf")}, rates=(1, float("nan")))
         assert read_log(path), "each record is there at once"
         with pytest.raises(TypeError):
-            log.write(1, loss=object())
+            log.write(2, loss=object())
 
     def refuse(text):
         raise AssertionError(f"{text} is not JSON")
 
     records = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
-    assert records == [{"step": 0, "loss": 1.5, "norms": {"a": "inf"}, "rates": [1, "nan"]}]
+    assert records == [{"step": 1, "loss": 1.5, "norms": {"a": "inf"}, "rates": [1, "nan"]}]
 
 
 def test_resuming_drops_what_will_be_repeated_and_a_torn_line(tmp_path):
     path = tmp_path / "log.jsonl"
     with JsonLog(path) as log:
-        for step in range(5):
+        for step in range(1, 6):
             log.write(step, loss=step)
     with path.open("a") as file:
-        file.write('{"step": 5, "lo')
-    with JsonLog(path, resume_at=3) as log:
-        log.write(3, loss=30)
-    assert [record["loss"] for record in read_log(path)] == [0, 1, 2, 30]
+        file.write('{"step": 6, "lo')
+    with JsonLog(path, after=3) as log:
+        log.write(4, loss=40)
+    assert [record["loss"] for record in read_log(path)] == [1, 2, 3, 40]
     with JsonLog(path) as log:
-        log.write(0, loss=7)
+        log.write(1, loss=7)
     assert len(read_log(path)) == 1
-    with JsonLog(tmp_path / "new.jsonl", resume_at=3) as log:
-        log.write(3)
-    assert read_log(tmp_path / "new.jsonl") == [{"step": 3}]
+    with JsonLog(tmp_path / "new.jsonl", after=3) as log:
+        log.write(4)
+    assert read_log(tmp_path / "new.jsonl") == [{"step": 4}]
 
 
 class Terminal(io.StringIO):
@@ -50,9 +50,9 @@ class Terminal(io.StringIO):
 
 def run(stream, steps=25, **options):
     with Progress(steps, stream=stream, **options) as progress:
-        for step in range(steps):
+        for step in range(1, steps + 1):
             progress.update(StepReport(step, 2.5, 4096, 0.5, grad_norm=1.25, lr=3e-4))
-            if step == 1:
+            if step == 2:
                 progress.message("saved [x]")
     return stream.getvalue()
 
@@ -73,7 +73,7 @@ def test_plain_lines_where_there_is_no_terminal():
 def test_a_run_that_ends_early_shows_its_last_step():
     stream = io.StringIO()
     with Progress(100, "samples", start=40, every=50, stream=stream) as progress:
-        for step in (40, 41, 42):
+        for step in (41, 42, 43):
             progress.update(StepReport(step, float("nan"), 8, 0.1))
     assert [line.split("  ")[0] for line in stream.getvalue().splitlines()] == ["step 41/100", "step 43/100"]
     assert "loss nan" in stream.getvalue()

@@ -30,7 +30,7 @@ def test_a_trace_has_every_instruction(tmp_path) -> None:
 
     events, other = simulate(program, body)
     assert len(events) == len(other) == sum(map(len, program.streams))
-    assert {(e.rank, e.stage) for e in events} == {(0, 0), (1, 1)} and {e.step for e in events} == {1}
+    assert {(e.rank, e.stage) for e in events} == {(0, 0), (1, 1)} and {e.step for e in events} == {2}
     assert [e.instruction for e in events if e.rank == 0] == [str(i) for i in program.streams[0]]
     write_trace(events, tmp_path / "deep" / "trace.json", {0: "rank 0", 1: "rank 1"})
     written = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
@@ -49,6 +49,6 @@ def test_the_bubble_is_what_the_busiest_rank_waits() -> None:
 
 
 def test_traced_steps_skip_the_first() -> None:
-    assert list(traced_steps(0, 10)) == [1, 2, 3]
-    assert list(traced_steps(0, 1)) == [0]
-    assert list(traced_steps(4, 6)) == [5]
+    assert list(traced_steps(0, 10)) == [2, 3, 4]
+    assert list(traced_steps(0, 1)) == [1]
+    assert list(traced_steps(4, 6)) == [6]

@@ -41,7 +41,7 @@ def text() -> str:
 
 def losses(directory: str) -> list[float]:
     records = read_log(Path(directory) / "log.jsonl")
-    assert [record["step"] for record in records] == list(range(len(records)))
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
     return [record["loss"] for record in records]
 
 
