@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from compiler.diagnostics import PlanError, render, to_json
-from runtime.program import ProgramError
+from runtime.errors import ProgramError
 
 if TYPE_CHECKING:
     from compiler.dsl.plan import Plan
@@ -379,13 +379,14 @@ def do_run(options: argparse.Namespace) -> int:
     from runtime.transport.launch import launch, under_torchrun
 
     if under_torchrun():
+        from runtime.failing import leave
         from runtime.train import train
 
         folder = output_folder(options, Path(options.plan).stem)
         if not (folder / "program.yaml").exists():
             print(f"planc: compile first: planc compile {options.plan} -o {folder}", file=sys.stderr)
             return 2
-        return train(folder, resume=options.resume, plan=options.plan, trace=options.trace)
+        return leave(train(folder, resume=options.resume, plan=options.plan, trace=options.trace))
     compilation = compile(options.plan, options.sets)
     folder = compilation.write(output_folder(options, compilation.program.name))
     show_warnings(compilation.warnings, dict(compilation.plan.sources))

@@ -6,20 +6,34 @@ As a rank of `torchrun --nproc-per-node N -m runtime FOLDER`, or started plainly
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from runtime.program import ProgramError, load
-from runtime.train import train
-from runtime.transport.launch import launch, under_torchrun
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit status of `train`, or 2 for a mistake in the command."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """The command; returns the exit status of `train`, 2 for a mistake in the command, or 130 for Ctrl-C."""
+    if "RANK" in os.environ:
+        # Until the run can stop in order (`runtime.interrupt`): an exception may be lost in what is being imported.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            print("planc: interrupted", file=sys.stderr)
+        return 130
+
+
+def run(given: Sequence[str]) -> int:
     options = parser().parse_args(given)
+    # Imported here: torch takes its time, and Ctrl-C must find something that answers it meanwhile.
+    from runtime.failing import leave
+    from runtime.program import ProgramError, load
+    from runtime.transport.launch import launch, under_torchrun
+
     if under_torchrun():
-        return train(options.folder, options.resume, weights=options.weights, plan=options.plan, trace=options.trace)
+        return leave(started(options))
     try:
         program = load(options.folder)
     except ProgramError as error:
@@ -34,8 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     if program.world == 1:
-        return train(options.folder, options.resume, weights=options.weights, plan=options.plan, trace=options.trace)
+        return started(options)
     return launch(program.world, ["-m", "runtime", *given])
+
+
+def started(options: argparse.Namespace) -> int:
+    from runtime.train import train
+
+    return train(options.folder, options.resume, weights=options.weights, plan=options.plan, trace=options.trace)
 
 
 def parser() -> argparse.ArgumentParser:

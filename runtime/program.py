@@ -23,15 +23,12 @@ from typing import Any
 import yaml
 
 from runtime.cuts import parse_cuts
+from runtime.errors import ProgramError
 from runtime.instructions import Instruction, format_stream, parse_stream
 from runtime.loss_scale import LossScaling
 from runtime.mesh import axis_of
 
 VERSION = 1
-
-
-class ProgramError(Exception):
-    """The folder holds no program that this runtime can run; the message says why and what to do."""
 
 
 @dataclass(frozen=True)

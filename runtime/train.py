@@ -18,6 +18,7 @@ from runtime.data import Batch, Dataset, Loader, Sampler, open_dataset
 from runtime.ending import PATIENCE, Found, Outcome, interrupted, not_finite, summary
 from runtime.executor import StepResult
 from runtime.factory import FactoryError, resolve
+from runtime.failing import failed
 from runtime.interrupt import Interrupt
 from runtime.log import JsonLog
 from runtime.lr import Schedule
@@ -25,7 +26,7 @@ from runtime.program import Program, ProgramError
 from runtime.program import load as load_program
 from runtime.session import Session
 from runtime.trace import Tracer, measured_bubble, write_trace
-from runtime.transport import PeerFailure, Transport, TransportError, connect, together
+from runtime.transport import Transport, TransportError, connect, together
 
 _RECENT = 20  # steps over which the final loss is averaged, at most
 
@@ -45,13 +46,14 @@ def train(
 ) -> int:
     """Train a program as its plan's `train { … }` says; the exit status.
 
-    0: done. 1: it could not begin, or the loss was not finite for some steps in a row. 130, 143: stopped by Ctrl-C or
-    SIGTERM, after a whole step. Messages go to `stream` (stdout) and stderr, those of a run from rank 0 alone.
+    0: done. 1: it could not begin, it failed, or the loss was not finite for some steps in a row. 130, 143: stopped by
+    Ctrl-C or SIGTERM, after a whole step. Messages go to `stream` (stdout) and stderr: those of a run from rank 0
+    alone, of a failure from every rank (see `runtime.failing`).
 
     resume: go on from the newest complete checkpoint of the run, if there is one. transport: default: see `connect`.
     weights: a safetensors file or folder to begin with. plan: the plan's path, for the hints at the end. trace: a file
     for a Chrome trace of some steps.
-    What fails during a step is raised, after the other ranks have been told.
+    A second Ctrl-C is raised as KeyboardInterrupt.
     """
     try:
         program = load_program(folder)
@@ -69,11 +71,11 @@ def train(
         if transport.rank == 0:
             print(f"planc: {error}", file=sys.stderr)
         return 1
+    except Exception as error:
+        failed(transport, error)
+        return 1
     except BaseException as error:
-        if (peer := peer_failure(error)) is not None:
-            print(f"planc: {peer}", file=sys.stderr)
-            return 1
-        transport.abort(f"{type(error).__name__}: {error}")
+        transport.abort(type(error).__name__)
         raise
     finally:
         transport.close()
@@ -193,6 +195,7 @@ class Run:
         started = time.perf_counter()
         while session.steps < total:
             step = session.steps + 1
+            self.transport.describe(f"load the batch of step {step}")
             batch = next(loader)
             with tracer if step in traced else nullcontext():
                 result = session.step(batch.tensors, batch.valid, local=True)
@@ -294,13 +297,6 @@ def sound(result: StepResult) -> bool:
 def scaling(result: StepResult) -> dict[str, Any]:
     """What the log says about the loss scale, where there is one."""
     return {} if result.loss_scale is None else {"loss_scale": result.loss_scale, "skipped": result.skipped}
-
-
-def peer_failure(error: BaseException | None) -> PeerFailure | None:
-    """The failure of another rank that is behind an error, if there is one."""
-    while error is not None and not isinstance(error, PeerFailure):
-        error = error.__cause__
-    return error
 
 
 def total_steps(options: Mapping[str, Any], sampler: Sampler, done: int) -> int:

@@ -5,6 +5,7 @@ from runtime.transport.calls import Call, Count, Counters
 from runtime.transport.connect import connect
 from runtime.transport.errors import (
     CollectiveMismatch,
+    ConnectionLost,
     Deadlock,
     PeerFailure,
     RankFailure,
@@ -19,6 +20,7 @@ from runtime.transport.world import World
 __all__ = [
     "Call",
     "CollectiveMismatch",
+    "ConnectionLost",
     "Count",
     "Counters",
     "Deadlock",

@@ -169,6 +169,10 @@ class Transport(ABC):
     def gather_objects(self, obj: Any) -> list[Any]:
         """Every rank's small, JSON-able `obj`, by rank, on every rank. Collective."""
 
+    def claims(self) -> bool:
+        """Whether this rank, which is about to `abort`, is the first of all to fail: it has the word until it does."""
+        return True
+
     @abstractmethod
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one fails, and why. The first report of a job is the one they name."""

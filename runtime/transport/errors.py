@@ -15,12 +15,24 @@ class WaitTimeout(TransportError):
     """Something awaited did not happen within the transport's bound."""
 
 
+class ConnectionLost(TransportError):
+    """Another rank has ended without a word: killed, or its machine is gone."""
+
+
 class Deadlock(TransportError):
     """Every rank that still runs waits for another: no one can ever continue (in-process only)."""
 
 
 class PeerFailure(TransportError):
-    """Another rank failed first; this rank stops because of it."""
+    """Another rank failed first; this rank stops because of it.
+
+    first: what that rank reported. stopped: what this rank was at, "all_reduce(…) for '…'".
+    """
+
+    def __init__(self, first: str, rank: int, stopped: str) -> None:
+        super().__init__(f"{first}\n(rank {rank} stopped at {stopped})")
+        self.first = first
+        self.stopped = stopped
 
 
 class RankFailure(TransportError):

@@ -43,6 +43,10 @@ class FailureBoard:
     def clone(self) -> FailureBoard:
         return FailureBoard(self._root.clone())
 
+    def claim(self, rank: int) -> bool:
+        """Whether this rank is the first to ask: of several that fail at once, one tells the user before it reports."""
+        return self._store.compare_set("claimed", "", str(rank)) == str(rank).encode()
+
     def report(self, report: FailureReport) -> None:
         """Post it, unless an earlier one is there."""
         self._store.compare_set("failure", "", json.dumps(asdict(report)))

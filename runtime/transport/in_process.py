@@ -52,6 +52,9 @@ class InProcessTransport(Transport):
         texts = self._control("gather_objects", json.dumps(obj), None)
         return [json.loads(text) for text in texts]
 
+    def claims(self) -> bool:
+        return self._world.failure is None
+
     def abort(self, reason: str) -> None:
         self._world.fail(self.rank, TransportError(reason), self.doing)
 

@@ -15,10 +15,11 @@ from typing import IO
 
 import torch.distributed as dist
 
-from runtime.transport.failure import FailureBoard
+from runtime.transport.failure import FailureBoard, FailureReport
 
 _STOP_SECONDS = 5.0  # between a polite SIGTERM and SIGKILL
 _FINISH_SECONDS = 120.0  # the same after an interrupt, for ranks that finish their step and write a checkpoint
+_QUIET_SECONDS = 2.0  # of those, until the user is told what is waited for
 _FAILURE_SECONDS = 3.0  # for the other ranks to say how the first failure reached them
 
 
@@ -31,8 +32,10 @@ def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | No
     """Run `python arguments…` (say `["-m", "runtime", "build/x"]`) as `processes` ranks; the exit status.
 
     Rank 0 has this process's stdout and stderr. The others' stdout is dropped, and each line of their stderr is
-    prefixed with the rank. When one fails, the rest are stopped and the first failure is printed. Ctrl-C and SIGTERM
-    stop all of them (status 130 and 143), in their own time at first and at once if repeated. OMP_NUM_THREADS is 1 unless set. `env` is added to the environment.
+    prefixed with the rank. When one fails, the rest are stopped, and the first failure is the last thing that is
+    printed; of a rank that is killed the others learn from here. Ctrl-C and SIGTERM stop all of them (status 130 and
+    143), in their own time at first and at once if repeated. OMP_NUM_THREADS is 1 unless set. `env` is added to the
+    environment.
     """
     if processes < 1:
         raise ValueError(f"a job needs at least one process, got {processes}")
@@ -50,29 +53,41 @@ def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | No
     }
     ranks: list[subprocess.Popen[bytes]] = []
     stopping, patience = signal.SIGTERM, _STOP_SECONDS
-    killed: dict[int, str] = {}
+    board = FailureBoard(store)
     with _sigterm_as_exception():
         try:
             for rank in range(processes):
                 ranks.append(_start(rank, arguments, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
             status = _first_failure(ranks)
-            killed = _killed(ranks)
             if status:
+                _report_sudden_end(ranks, board)
                 _wait(ranks, _FAILURE_SECONDS)
         except (KeyboardInterrupt, _Terminated) as stop:
             stopping = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
             status, patience = 128 + stopping, _FINISH_SECONDS
         finally:
             _stop(ranks, stopping, patience)
-    report = FailureBoard(store).first()
-    if report is not None:
-        print(f"planc: {report}", file=sys.stderr)
-    for rank, name in killed.items():  # last, where one looks first
-        print(f"planc: rank {rank} was killed ({name}); what the others say of it follows from that", file=sys.stderr)
-    if report is None and status and status not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        failed = [str(rank) for rank, process in enumerate(ranks) if process.returncode > 0]
-        print(f"planc: exit status {status}; failed: rank {', '.join(failed) or 'unknown'}", file=sys.stderr)
+    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        if not ranks or ranks[0].returncode < 0:  # else it has said so itself
+            print("planc: interrupted", file=sys.stderr)
+    elif (report := board.first()) is not None:
+        print(f"planc: {report}", file=sys.stderr)  # once more: last is where one looks
     return status
+
+
+def _report_sudden_end(ranks: Sequence[subprocess.Popen[bytes]], board: FailureBoard) -> None:
+    """Say, and report in their name, which ranks could not do so: they were killed, or left by `exit`. (A rank with
+    status 1 has said why.)"""
+    for rank, code in enumerate([process.poll() for process in ranks]):
+        reason = None
+        if code is not None and code < 0:
+            memory = ", as by the system for want of memory" if code == -signal.SIGKILL else ""
+            reason = f"it was killed ({signal.Signals(-code).name}{memory})"
+        elif code is not None and code > 1:
+            reason = f"it ended with status {code}"
+        if reason is not None and board.first() is None:
+            board.report(report := FailureReport(rank, None, reason))
+            print(f"planc: {report}", file=sys.stderr, flush=True)
 
 
 def _start(rank: int, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -90,7 +105,8 @@ def _start(rank: int, arguments: Sequence[str], env: Mapping[str, str]) -> subpr
 
 def _forward(stream: IO[bytes], rank: int) -> None:
     for line in stream:
-        sys.stderr.write(f"[rank {rank}] {line.decode(errors='replace')}")
+        text = line.decode(errors="replace")
+        sys.stderr.write(text if text.startswith(f"planc: rank {rank} ") else f"[rank {rank}] {text}")
         sys.stderr.flush()
 
 
@@ -106,12 +122,6 @@ def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int:
         time.sleep(0.05)
 
 
-def _killed(ranks: Sequence[subprocess.Popen[bytes]]) -> dict[int, str]:
-    """Ranks that a signal ended, before anybody here sent one: by the system for want of memory, or by hand."""
-    codes = {rank: process.poll() for rank, process in enumerate(ranks)}
-    return {rank: signal.Signals(-code).name for rank, code in codes.items() if code is not None and code < 0}
-
-
 def _wait(ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and any(process.poll() is None for process in ranks):
@@ -125,6 +135,10 @@ def _stop(ranks: list[subprocess.Popen[bytes]], first: signal.Signals, patience:
         for process in running:
             process.send_signal(stop)
         try:
+            if running and seconds == _FINISH_SECONDS:
+                _wait(running, _QUIET_SECONDS)
+                if any(process.poll() is None for process in running):
+                    print("planc: stopping after this step; Ctrl-C again: at once", file=sys.stderr)
             if running:
                 _wait(running, seconds)
         except (KeyboardInterrupt, _Terminated):

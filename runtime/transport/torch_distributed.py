@@ -9,9 +9,11 @@ every dtype works.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from runtime.transport.base import Finished, Group, Transport, Work
 from runtime.transport.calls import Call
-from runtime.transport.errors import PeerFailure, TransportError, WaitTimeout
+from runtime.transport.errors import ConnectionLost, PeerFailure, TransportError, WaitTimeout
 from runtime.transport.failure import FailureBoard, FailureReport, Watch
 from runtime.transport.reduction import reduce_terms
 
@@ -38,6 +40,7 @@ _OPS = {
 }
 # Neither backend reduces int16, and gloo adds bools modulo 256: these travel as int32.
 _WIDENED = (torch.bool, torch.int16)
+_LOST = re.compile(r"connection (closed|reset|refused|aborted)|broken pipe|remote process exited|store is gone", re.I)
 _FOREVER = timedelta(days=3650)
 _SETUP = timedelta(seconds=60)  # the least time for processes to start and connect
 
@@ -137,9 +140,16 @@ class TorchTransport(Transport):
             self._control.set(joint, json.dumps(parts))
         return json.loads(self._control.get(joint))
 
+    def claims(self) -> bool:
+        try:
+            return self._board.claim(self.rank)
+        except dist.DistError:
+            return True  # The store is gone: nobody else can tell any more.
+
     def abort(self, reason: str) -> None:
         self._failed = True
-        self._board.report(FailureReport(self.rank, self.doing, reason))
+        with contextlib.suppress(dist.DistError):  # the store is gone, and with it those who would read this
+            self._board.report(FailureReport(self.rank, self.doing, reason))
 
     def close(self) -> None:
         if not self._open:
@@ -288,7 +298,7 @@ class TorchTransport(Transport):
                     raise self.explain(call, error) from error
                 if report := self._board.first():
                     self._failed = True
-                    raise PeerFailure(f"{report}\n(rank {self.rank} stopped at {call})") from error
+                    raise PeerFailure(str(report), self.rank, str(call)) from error
 
     def explain(self, call: Call, error: RuntimeError) -> TransportError:
         """What an error of torch.distributed means: another rank's failure, a wait in vain, or itself."""
@@ -299,7 +309,7 @@ class TorchTransport(Transport):
             # A lost connection is seen before the failed rank's report, at times.
             report = self._board.first(within=0.0 if late else 3.0)
             if report is not None and report.rank != self.rank:
-                return PeerFailure(f"{report}\n(rank {self.rank} stopped at {call})")
+                return PeerFailure(str(report), self.rank, str(call))
             if late:
                 others = [rank for rank in call.group if rank != self.rank]
                 doing = self._board.ask(others)
@@ -308,7 +318,9 @@ class TorchTransport(Transport):
                 return WaitTimeout("\n".join([f"{summary}; meanwhile:", *lines]))
         except dist.DistError:
             text += "\nthe job's key-value store is gone: rank 0 or the launcher has ended"
-        return TransportError(f"rank {self.rank}: {call} with ranks {call.group}: {text}")
+        kind = ConnectionLost if _LOST.search(text) else TransportError
+        lost = "a rank has ended without a word: " if kind is ConnectionLost else ""
+        return kind(f"rank {self.rank}: {call} with ranks {call.group}: {lost}{text}")
 
 
 class TorchWork(Work):

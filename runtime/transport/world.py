@@ -194,7 +194,7 @@ class World:
             return
         if isinstance(failure.cause, Deadlock):
             raise Deadlock(str(failure.cause))
-        raise PeerFailure(f"{failure.message}\n(rank {rank} stopped at {call})") from None
+        raise PeerFailure(failure.message, rank, str(call)) from None
 
     def _find_deadlock(self) -> None:
         """If no rank can move any more, fail all at once instead of letting them sit out the timeout."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -307,7 +308,12 @@ def test_a_failing_rank_ends_all(monkeypatch, capsys):
     write_program(Path("build/p"), 3)
     with pytest.raises(RankFailure, match="rank 2 failed.*an injected error"):
         simulated(3, "build/p")
-    assert "planc: rank 2 failed" in capsys.readouterr().err
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first == "planc: rank 2 failed in 'load the batch of step 2': ValueError: an injected error"
+    followed = sorted(line for line in rest if line.startswith("planc: "))
+    assert [line.startswith(f"planc: rank {k} stopped at ") for k, line in enumerate(followed)] == [True, True]
+    assert all("rank 2 failed in 'load the batch of step 2': " in line for line in followed)
+    assert rest.count("Traceback (most recent call last):") == 1
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -355,6 +361,50 @@ def test_a_failing_process_is_reported():
     broken = "assert ctx.coords['dp'] == 0, 'broken'\n    def real(x):"
     code.write_text(code.read_text().replace("def real(x):", broken))
     with start("build/p") as process:
-        out, err = process.communicate()
+        _, err = process.communicate()
     assert process.returncode == 1
-    assert "planc: rank 1 failed" in err and "broken" in err and "`forward net @0`" in err
+    first, *rest, last = err.splitlines()
+    assert first == last == "planc: rank 1 failed in 'forward net @0 (step 1)': AssertionError: broken"
+    (followed,) = (line for line in rest if not line.startswith("[rank 1] "))
+    assert followed.startswith("planc: rank 0 stopped at ") and followed.endswith(first.removeprefix("planc: "))
+    assert rest.count("[rank 1] Traceback (most recent call last):") == 1 and "segments/net.py" in err
+
+
+def test_a_killed_process_is_reported():
+    write_bigram(Path("build/p"), 2, steps=100_000)
+    with start("build/p") as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("step 10/"))
+        os.kill(rank_of(process, 1), signal.SIGKILL)
+        _, err = process.communicate()
+    assert process.returncode == 128 + signal.SIGKILL
+    first, followed, last = err.splitlines()
+    assert first == last == "planc: rank 1 failed: it was killed (SIGKILL, as by the system for want of memory)"
+    assert followed.startswith("planc: rank 0 stopped at ")
+
+
+def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:
+    """The process of a rank."""
+    psutil = pytest.importorskip("psutil")
+    children = psutil.Process(launcher.pid).children()
+    return next(child.pid for child in children if child.environ().get("RANK") == str(rank))
+
+
+def test_ctrl_c_before_the_first_step():
+    """While the ranks still import and build: one line, at once."""
+    write_bigram(Path("build/p"), 2, steps=5)
+    with start("build/p") as process:
+        wait_for_ranks(process, 2)
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, err = process.communicate()
+    assert process.returncode == 130 and err == "planc: interrupted\n"
+    assert time.monotonic() - began < 15
+
+
+def wait_for_ranks(launcher: subprocess.Popen[str], count: int) -> None:
+    psutil = pytest.importorskip("psutil")
+    end = time.monotonic() + 60
+    while len(psutil.Process(launcher.pid).children()) < count and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(1)  # the interpreters have begun with the module
