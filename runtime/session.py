@@ -63,6 +63,8 @@ class Session:
             self.state.fill(state)
         if program.opaque:
             model = build(program.model["factory"], program.model["options"], program.model.get("base"))
+            if program.mode == "forward":
+                model.eval()
             self.context.opaque_modules = {path: model.get_submodule(path) for path in program.opaque}
         self.optimizers = make_optimizers(program, self.state)
         self.loss_scale = LossScale(program.loss_scale) if program.loss_scale is not None else None

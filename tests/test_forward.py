@@ -66,6 +66,16 @@ def test_what_is_asked_for_is_in_the_table() -> None:
     assert found["mode = forward"] == "1 tensor returned, nothing kept for a backward"
 
 
-def test_there_is_nothing_to_verify() -> None:
-    with pytest.raises(PlanError, match="a forward-only program has no gradients"):
-        verify(loads(FORWARD, "forward.plan"))
+@pytest.mark.parametrize(
+    ("name", "mesh", "extra"),
+    [
+        ("resnet-tiny", "dp=2", ""),  # running statistics
+        ("hf-gpt2-dropout", "cp=2", RING),  # nothing dropped
+        ("llama-small", "pp=2 tp=2", TENSOR + PIPELINE % "1f1b"),
+    ],
+)
+def test_verify_compares_outputs_in_evaluation_mode(name: str, mesh: str, extra: str) -> None:
+    text = plan_text(get(name), batch=6, mesh=mesh, extra=extra, optimizer="") + "mode = forward\n"
+    verdict = verify(loads(text, "forward.plan"), steps=2)
+    assert verdict.ok, str(verdict.worst)
+    assert {d.what.split()[0] for d in verdict.deviations} == {"output"}

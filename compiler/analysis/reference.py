@@ -17,6 +17,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from compiler.capture.wrapper import every_output
 from runtime import random
 from runtime.factory import build, forward_inputs, resolve
 from runtime.lr import Schedule
@@ -24,6 +25,8 @@ from runtime.optimizer import OptimizerConfig
 from runtime.program import Program
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
+Loss = tuple[str, dict[str, Any]]
+"""A loss function as plans name it, and its options."""
 
 
 @dataclass
@@ -142,7 +145,7 @@ def run_reference(
     program: Program,
     model: nn.Module,
     batches: Sequence[Mapping[str, Tensor]],
-    loss: tuple[str, dict] | None = None,
+    loss: Loss | None = None,
     frozen: Callable[[str], bool] = lambda name: False,
 ) -> Trajectory:
     """Train `model` (converted to float64 in place) on whole batches, as the program's optimizer would. `frozen` says
@@ -151,25 +154,13 @@ def run_reference(
     for name, parameter in model.named_parameters():
         if frozen(name):
             parameter.requires_grad_(False)
-    seed = int(program.train["seed"])
     named = dict(model.named_parameters())
     optimizer = make_optimizer(program, named)
     schedule = Schedule.from_options(program.optimizer or {}, int(program.train["steps"] or 0))
-    loss_function = resolve(loss[0], program.model.get("base")) if loss else None
     opaque = tuple(f"{path}." for path in program.opaque)
-    passed = forward_inputs(model, list(batches[0]), loss is not None)
     found = Trajectory()
-    mode = Reference(seed)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        for step, batch in enumerate(batches):
-            mode.next_step(step)
-            wide = {k: (v.double() if v.is_floating_point() else v).clone() for k, v in batch.items()}
-            with mode, torch.enable_grad():
-                outputs = model(**{name: wide[name] for name in passed})
-                if loss_function is not None and loss is not None:
-                    outputs = loss_function(outputs, wide, **loss[1])
+    with double_by_default(), torch.enable_grad():
+        for step, outputs in enumerate(run_model(program, model, batches, loss)):
             value, metrics = scalars(outputs)
             model.zero_grad(set_to_none=True)
             value.backward()
@@ -186,11 +177,51 @@ def run_reference(
                 for group in optimizer.param_groups:
                     group["lr"] = schedule(step)
                 optimizer.step()
-    finally:
-        torch.set_default_dtype(default)
     found.parameters = {name: p.detach().clone() for name, p in named.items()}
     found.buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     return found
+
+
+def run_forward(
+    program: Program, model: nn.Module, batches: Sequence[Mapping[str, Tensor]], loss: Loss | None = None
+) -> list[dict[str, Tensor]]:
+    """What `model` (converted to float64 in place) returns for each whole batch, by the names of a forward-only
+    program's outputs."""
+    model.double().eval()
+    with double_by_default(), torch.no_grad():
+        return [
+            {role.removeprefix("output:"): tensor.clone() for role, tensor in every_output(outputs).items()}
+            for outputs in run_model(program, model, batches, loss)
+        ]
+
+
+def run_model(
+    program: Program, model: nn.Module, batches: Sequence[Mapping[str, Tensor]], loss: Loss | None
+) -> Iterator[Any]:
+    """What the model, or the loss function, returns for each batch in float64; what is done with one is done before the
+    next is computed."""
+    function = resolve(loss[0], program.model.get("base")) if loss else None
+    passed = forward_inputs(model, list(batches[0]), function is not None)
+    mode = Reference(int(program.train["seed"]))
+    for step, batch in enumerate(batches):
+        mode.next_step(step)
+        wide = {k: (v.double() if v.is_floating_point() else v).clone() for k, v in batch.items()}
+        with mode:
+            outputs = model(**{name: wide[name] for name in passed})
+            if function is not None and loss is not None:
+                outputs = function(outputs, wide, **loss[1])
+        yield outputs
+
+
+@contextlib.contextmanager
+def double_by_default() -> Iterator[None]:
+    """Tensors that a model makes without a dtype are float64 meanwhile."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def make_optimizer(program: Program, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:

@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compiler.analysis.reference import Trajectory, build_model, run_reference
+from compiler.analysis.reference import Trajectory, build_model, run_forward, run_reference
 from compiler.capture.capture import matches
-from compiler.diagnostics import Diagnostic, PlanError
 from compiler.driver import Options, compile
 from compiler.dsl.plan import Plan
 from runtime.cuts import parse_cuts, positions
@@ -58,12 +57,8 @@ def verify(plan: Plan, steps: int = 3, seed: int = 0, short_rows: bool = True, t
     """Compare loss, metrics, every gradient of every step, and parameters and buffers after `steps` steps.
 
     Batches are random, labels are masked unevenly (some rows wholly), and if the program takes short batches the last
-    step gets one. Raises PlanError if the plan does not compile, RankFailure if a rank fails.
+    step gets one. Of a forward-only program, the outputs for `steps` batches. Raises PlanError if the plan does not compile, RankFailure if a rank fails.
     """
-    if plan.mode == "forward":
-        message = "`verify` compares losses and gradients, and a forward-only program has no gradients"
-        help = ("remove `mode = forward`: the same strategies are verified in training",)
-        raise PlanError([Diagnostic("error", "E201", message, plan.model.span, help=help)], plan.sources)
     with tempfile.TemporaryDirectory(prefix="planc-verify-") as folder:
         compilation = compile(plan, options=Options(widen=True))
         program = load_program(compilation.write(Path(folder) / "program"))
@@ -75,10 +70,14 @@ def verify(plan: Plan, steps: int = 3, seed: int = 0, short_rows: bool = True, t
         model = build_model(program, int(program.train["seed"]))
         state = {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
         loss = (plan.loss.factory, dict(plan.loss.options)) if plan.loss else None
-        truth = run_reference(program, model, cut, loss, lambda name: matches(plan.freeze, name))
-        parts = simulate(program, lambda session: run_steps(session, cut), state, timeout)
-    found = assemble(program, parts)
-    deviations = compare(truth, found, optimizer_gain(program))
+        if plan.mode == "forward":
+            returned = run_forward(program, model, cut, loss)
+            results = simulate(program, lambda session: [session.forward(batch) for batch in cut], state, timeout)
+            deviations = compare_outputs(returned, results)
+        else:
+            truth = run_reference(program, model, cut, loss, lambda name: matches(plan.freeze, name))
+            parts = simulate(program, lambda session: run_steps(session, cut), state, timeout)
+            deviations = compare(truth, assemble(program, parts), optimizer_gain(program))
     return Verdict(tuple(sorted(deviations, key=lambda d: -d.error)), program.world, steps)
 
 
@@ -221,6 +220,18 @@ def compare(truth: Trajectory, found: Sequence[Trajectory], gain: Callable[[floa
             # Running statistics follow the parameters in front of them.
             error = relative(truth.buffers[name], value, SMALL, max(carried.values(), default=0.0))
             yield Deviation(f"buffer {name} {after}", error)
+
+
+def compare_outputs(
+    truth: Sequence[Mapping[str, Tensor]], found: Sequence[Sequence[Mapping[str, Tensor]]]
+) -> Iterator[Deviation]:
+    """Every output of every batch on every rank."""
+    for rank, batches in enumerate(found):
+        for k, (wanted, given) in enumerate(zip(truth, batches, strict=True)):
+            for name in wanted.keys() | given.keys():
+                missing = name not in wanted or name not in given
+                error = math.inf if missing else relative(wanted[name], given[name])
+                yield Deviation(f"output {name} of batch {k} on rank {rank}", error)
 
 
 def size(tensor: Tensor) -> float:

@@ -58,6 +58,8 @@ def _capture(request: CaptureRequest) -> Captured:
     dtype = getattr(torch, request.dtype) if request.dtype else None
     built, loss = load(request, dtype)
     model = built.model
+    if not request.train:
+        model.eval()
     own = {name: dtype_name(p.dtype) for name, p in model.named_parameters()}
     compute = getattr(torch, request.compute) if request.compute else None
     if compute is not None:

@@ -43,7 +43,7 @@ class CaptureRequest:
     - `opaque`, `freeze`: patterns of module paths to run as they are, and of parameters to leave untrained.
     - `named`: what else the plan names modules for, by statement: patterns, each of which must fit one.
     - `keep_outputs`: keep every output as "output:NAME" and ask for no loss (programs that only go forward).
-    - `train`: the loss will be differentiated, so something must learn.
+    - `train`: the loss will be differentiated, so something must learn. Else the model is in evaluation mode.
     - `check_rows`: find out whether the model calculates with the number of rows (see `compiler.capture.rows`).
     - `span`, `option_spans`, `loss_span`: places in the plan for diagnostics; `sources` are the texts they are in.
     """

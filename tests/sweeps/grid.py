@@ -28,6 +28,11 @@ def deep(name: str, layers: int) -> ZooModel:
     return replace(entry, options={**entry.options, **dict.fromkeys(counts, layers)})
 
 
+def mixes_samples(name: str) -> bool:
+    """Whether the model computes statistics of whole batches, which cannot be cut into micro-batches (E202)."""
+    return "batchnorm" in get(name).traits
+
+
 def check(entry: ZooModel, mesh: str, *statements: str, batch: int, parts: int = 1, refused: str | None = None) -> None:
     """The plan equals one device to 1e-10 in loss, metrics, gradients, parameters and buffers after two steps; or, where
     it cannot be, it is refused with the diagnostic of this code."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sweeps.grid import MODELS, check, deep, strategy
+from tests.sweeps.grid import MODELS, check, deep, mixes_samples, strategy
 
 LAYERS = 6
 FLAT = ("c11_batchnorm", "c14_vocab_odd", "c20_padding_idx", "c46_vmap_mask")
@@ -34,6 +34,8 @@ def refusal(name: str, ranks: int, schedule: str, parts: int) -> str | None:
     """The code of the diagnostic for a pipeline that cannot be."""
     if schedule == "dualpipe_v" and parts < 2 * ranks:
         return "E220"  # its micro-batches come from both ends
+    if parts > 1 and mixes_samples(name):
+        return "E202"
     stages = ranks * (2 if schedule in ("interleaved", "zb_v", "dualpipe_v") else 1)
     return "E232" if stages > SEGMENTS.get(name, 8) else None
 
