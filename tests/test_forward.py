@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from compiler.analysis.verify import verify
-from compiler.diagnostics import PlanError
 from compiler.driver import Options, compile
 from compiler.dsl import loads
 from runtime.factory import build

@@ -41,25 +41,10 @@ def test_models(name: str) -> None:
     [
         *((schedule, 2, 4) for schedule in SCHEDULES),
         ("gpipe", 3, 5), ("1f1b", 4, 5), ("zb_h1", 3, 8), ("1f1b", 3, 1), ("zb_h1", 2, 1),
-        *(
-            pytest.param(schedule, ranks, parts, marks=full)
-            for schedule in SCHEDULES
-            for ranks in (2, 3, 4)
-            for parts in (1, 2, 5, 8)
-            if schedule in ("gpipe", "1f1b", "zb_h1") or (schedule == "auto" and ranks < 4)
-        ),
     ],
 )  # fmt: skip
 def test_schedules(schedule: str, ranks: int, parts: int) -> None:
     check(DEEP, f"pp={ranks}", pipeline(schedule, parts), batch=2 * parts)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1"])
-@pytest.mark.parametrize("parts", [1, 5])
-def test_models_with_other_schedules(name: str, schedule: str, parts: int) -> None:
-    check(name, "pp=2", pipeline(schedule, parts), batch=2 * parts)
 
 
 @pytest.mark.parametrize("name", ["encdec-tiny", "c04_mask_boundary"])

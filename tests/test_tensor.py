@@ -36,16 +36,12 @@ COSTLY = ("c01_tied_pp", "c36_label_shift", "c20_padding_idx", "hf-gpt2", "hf-qw
 
 
 def meshes(name: str) -> list[tuple[int, bool]]:
-    """The (ranks, sequence parallelism) that a model is tested on by default."""
+    """The (ranks, sequence parallelism) that a model is tested on here."""
     return [(2, True), (8, False)] if name in COSTLY else [(2, False), (3, True), (8, True)]
 
 
-CASES = [
-    pytest.param(name, ranks, sequence, marks=() if (ranks, sequence) in meshes(name) else pytest.mark.full)
-    for name in STYLES
-    for ranks in (2, 3, 4, 8)
-    for sequence in (False, True)
-]
+CASES = [(name, ranks, sequence) for name in STYLES for ranks, sequence in meshes(name)]
+"""The others are in tests/sweeps."""
 
 
 def text(name: str, mesh: str, parts: int = 1, sequence: bool = False, batch: int = 4) -> str:
@@ -56,15 +52,6 @@ def text(name: str, mesh: str, parts: int = 1, sequence: bool = False, batch: in
 @pytest.mark.parametrize(("name", "ranks", "sequence"), CASES)
 def test_equal_to_one_device(name: str, ranks: int, sequence: bool) -> None:
     verdict = verify(loads(text(name, f"tp={ranks}", sequence=sequence), "tensor.plan"), steps=2)
-    assert verdict.worst.error <= TOLERANCE, str(verdict.worst)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence"])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", STYLES)
-def test_equal_with_data_parallelism(name: str, ranks: int, sequence: bool) -> None:
-    verdict = verify(loads(text(name, f"dp=2 tp={ranks}", sequence=sequence), "tensor.plan"), steps=2)
     assert verdict.worst.error <= TOLERANCE, str(verdict.worst)
 
 
