@@ -125,11 +125,14 @@ def canonical_names(model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def module_tables(model: nn.Module) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """(module path → class name, container path → its children's paths)."""
+    """(module path → class name, container path → its children's paths).
+
+    A ModuleList holds layers, however few. A Sequential or ModuleDict of one child is only a wrapper, and left out.
+    """
     classes, lists = {}, {}
     for path, module in model.named_modules(remove_duplicate=False):
         classes[path] = type(module).__name__
-        if isinstance(module, CONTAINERS):
+        if isinstance(module, CONTAINERS) and (len(module) > 1 or isinstance(module, nn.ModuleList)):
             prefix = f"{path}." if path else ""
             lists[path] = [prefix + name for name, _ in module.named_children()]
     return classes, lists

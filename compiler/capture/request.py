@@ -136,8 +136,8 @@ class Captured:
     - `parameters`, `buffers`: by logical name, in the model's order, tied ones once.
     - `constants`: real tensors that the graph uses and that have no name in the model.
     - `ties`: other names of parameters and buffers → the name they go by.
-    - `modules`: module path → class name. `lists`: path of each ModuleList, Sequential and ModuleDict → the paths of its
-      children.
+    - `modules`: module path → class name. `lists`: path of each ModuleList, and of each Sequential and ModuleDict of
+      several children → their paths.
     - `notes`: what the user should know (an output that was dropped).
     - `counts_rows`: where the model calculates with the number of rows as a number, if it does and that was asked.
     """

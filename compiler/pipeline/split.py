@@ -18,6 +18,7 @@ from compiler.analysis.machine import Machine
 from compiler.diagnostics import Diagnostic, PlanError
 from compiler.dsl.plan import Plan
 from compiler.pipeline.cuts import Problem, best_cuts
+from compiler.pipeline.finer import finer
 from compiler.pipeline.loads import Load, Run, Runs
 from compiler.pipeline.points import equal_points, split_points
 from compiler.schedule.actions import Pipeline
@@ -87,7 +88,8 @@ def assign_stages(
     stages = schedule.stages
     if len(placed) < stages:
         message = f"{stages} pipeline stages, but the model has only {len(placed)} segment{'s' * (len(placed) != 1)}"
-        help = ('use fewer stages, or cut the model finer: segment "…"',)
+        patterns = ", ".join(f'"{pattern}"' for pattern in finer(placed, stages, state))
+        help = (f"use fewer stages, or cut the model finer: segment {patterns}" if patterns else "use fewer stages",)
         raise PlanError([Diagnostic("error", "E232", message, pipeline.span, help=help)], plan.sources)
     runs, in_flight = Runs(placed, replicas, state), peak_activations(schedule).stages
     if pipeline.split_before:

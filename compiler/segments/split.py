@@ -1,7 +1,8 @@
 """Splitting: where a graph is cut, and what crosses the cuts.
 
 The graph is cut at module boundaries: each element of a repeated list (`layers.0`, `layers.1`, …) is a segment, and so
-is what stands before, between and after. Nodes keep their order; a segment is a run of consecutive nodes of one unit.
+is what stands before, between and after, and a module that the plan names (`segment "layers.*.mlp"`). Nodes keep their
+order; a segment is a run of consecutive nodes of one unit.
 """
 
 from __future__ import annotations
@@ -28,20 +29,25 @@ def units(
     lists: Mapping[str, Sequence[str]], classes: Mapping[str, str], extra: Iterable[Pattern] = (),
     points: Iterable[Pattern] = (),
 ) -> list[str]:  # fmt: skip
-    """Module paths that become segments: elements of lists whose elements are of one class, those asked for (`extra`),
-    and those at which a pipeline stage begins (`points`), unless they hold or lie in one of the others."""
+    """Module paths that become segments: elements of lists whose elements are of one class; the outermost modules that
+    each pattern of `extra` fits, which take the place of elements inside of them, and may lie in others; and those at
+    which a pipeline stage begins (`points`), unless they hold or lie in one of the others."""
     found: list[str] = []
     for path, children in lists.items():
         kinds = {classes.get(child) for child in children}
-        if len(children) > 1 and len(kinds) == 1:
+        if len(kinds) == 1:
             found += children
-    for pattern in extra:
-        found += [path for path in classes if path and pattern.matches(path)]
+    asked = [path for p in extra for path in outermost([path for path in classes if path and p.matches(path)])]
+    found += asked
     for pattern in points:
         named = [path for path in classes if path and pattern.matches(path)]
         found += [path for path in named if not any(related(path, other) for other in found)]
-    outermost = [path for path in dict.fromkeys(found) if not any(path.startswith(f"{other}.") for other in found)]
-    return outermost
+    return list(dict.fromkeys([*outermost(found), *asked]))
+
+
+def outermost(paths: Sequence[str]) -> list[str]:
+    """Those that lie in none of the others."""
+    return [path for path in dict.fromkeys(paths) if not any(path.startswith(f"{other}.") for other in paths)]
 
 
 def related(path: str, other: str) -> bool:
@@ -64,9 +70,9 @@ def split(graph: Graph, unit_paths: Sequence[str]) -> list[Segment]:
 
 
 def unit_of(module: str, known: set[str]) -> str:
-    """The unit that a module path lies in, or ""."""
+    """The innermost unit that a module path lies in, or ""."""
     parts = module.split(".")
-    for length in range(1, len(parts) + 1):
+    for length in range(len(parts), 0, -1):
         prefix = ".".join(parts[:length])
         if prefix in known:
             return prefix
