@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--json", action="store_true", help="print for machines")
         return sub
 
-    command("check", do_check, "parse and check a plan without compiling it")
+    command("check", do_check, "check a plan and what it names, without building the model")
     fmt = command("fmt", do_fmt, "write a plan in the standard form")
     fmt.add_argument("--check", action="store_true", help="change nothing; exit 1 if the plan is not in that form")
     fmt.add_argument("--stdout", action="store_true", help="print the result instead of writing it")
@@ -130,11 +130,11 @@ def terminal() -> Console:
 
 def do_check(options: argparse.Namespace) -> int:
     from compiler.dsl import load
-    from compiler.schedule.planned import check_schedule
+    from compiler.outside import check_outside
     from compiler.tensor.topology import across_nodes
 
     plan = load(options.plan, options.sets)
-    check_schedule(plan)
+    check_outside(plan)
     warnings = [*plan.warnings, *across_nodes(plan)]
     if options.json:
         print(json.dumps({"diagnostics": to_json(warnings)}, indent=2))
@@ -375,6 +375,8 @@ def climb_ladder(options: argparse.Namespace) -> int:
 
 def do_run(options: argparse.Namespace) -> int:
     from compiler.driver import compile
+    from compiler.dsl import load
+    from compiler.outside import check_data
     from compiler.report.show import print_compilation
     from runtime.transport.launch import launch, under_torchrun
 
@@ -387,7 +389,9 @@ def do_run(options: argparse.Namespace) -> int:
             print(f"planc: compile first: planc compile {options.plan} -o {folder}", file=sys.stderr)
             return 2
         return leave(train(folder, resume=options.resume, plan=options.plan, trace=options.trace))
-    compilation = compile(options.plan, options.sets)
+    plan = load(options.plan, options.sets)
+    check_data(plan)
+    compilation = compile(plan)
     folder = compilation.write(output_folder(options, compilation.program.name))
     show_warnings(compilation.warnings, dict(compilation.plan.sources))
     print_compilation(terminal(), compilation, folder)

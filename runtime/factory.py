@@ -55,14 +55,7 @@ class FactoryError(Exception):
 
 def build(factory: str, options: Mapping[str, Any], base: str | None = None) -> nn.Module:
     """The model: the factory called with the options. Raises FactoryError."""
-    make = resolve(factory, base)
-    arguments = dict(options)
-    config = arguments.get("config")
-    if isinstance(config, str):
-        module = _module(factory, base)
-        if isinstance(getattr(module, config, None), type) or not _takes(make, arguments):
-            arguments = {"config": _configuration(factory, module, config, arguments)}
-    check_arguments(factory, make, arguments)
+    make, arguments = prepare(factory, options, base)
     model = _call(factory, make, arguments)
     if not isinstance(model, nn.Module):
         raise FactoryError(
@@ -73,6 +66,21 @@ def build(factory: str, options: Mapping[str, Any], base: str | None = None) -> 
         )
     name_plain_tensors(model)
     return model
+
+
+def prepare(
+    factory: str, options: Mapping[str, Any], base: str | None = None
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The factory and the arguments that it is to be called with, which fit it. Raises FactoryError."""
+    make = resolve(factory, base)
+    arguments = dict(options)
+    config = arguments.get("config")
+    if isinstance(config, str):
+        module = _module(factory, base)
+        if isinstance(getattr(module, config, None), type) or not _takes(make, arguments):
+            arguments = {"config": _configuration(factory, module, config, arguments)}
+    check_arguments(factory, make, arguments)
+    return make, arguments
 
 
 def resolve(path: str, base: str | None = None) -> Callable[..., Any]:
@@ -126,9 +134,11 @@ def check_arguments(factory: str, make: Callable[..., Any], arguments: Mapping[s
         )
 
 
-def forward_arguments(model: nn.Module) -> tuple[list[str], list[str], bool]:
+def forward_arguments(model: nn.Module | type[nn.Module]) -> tuple[list[str], list[str], bool]:
     """(names of forward's arguments, those without a default, whether it takes any other name too)."""
-    parameters = inspect.signature(model.forward).parameters
+    parameters = dict(inspect.signature(model.forward).parameters)
+    if isinstance(model, type):
+        parameters.pop(next(iter(parameters), ""), None)  # self
     named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     required = [name for name, p in named.items() if p.default is inspect.Parameter.empty]
     return list(named), required, any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -95,6 +95,60 @@ def test_check_shows_warnings_and_passes(capsys: Captured, folder: Path) -> None
     assert found["code"] == "W001"
 
 
+MISTAKES = {
+    "file": ('"net.py:Net"', '"nett.py:Net"', "E100", "did you mean `net.py`?"),
+    "attribute": ("net.py:Net", "net.py:Nett", "E100", "did you mean `Net`?"),
+    "module": ("net.py:Net", "nott:Net", "E100", "there is no module `nott`"),
+    "what cannot be called": ("net.py:Net", "net.py:F.math", "E100", "cannot be called"),
+    "option": ('"net.py:Net"', '"net.py:Net" { layer = 2 }', "E101", "did you mean `layers`?"),
+    "missing option": ("net.py:Net", "net.py:nn.Linear", "E101", "needs `in_features`, `out_features`"),
+    "input": ("input x", "input xx", "E103", "has no argument `xx`"),
+    "loss": ('"net.py:Net"', '"net.py:Net"\nloss "net.py:lost"', "E100", "`net.py` has no `lost`"),
+    "arguments of the loss": ('"net.py:Net"', '"net.py:Net"\nloss "net.py:F.tanh"', "E103", "does not fit"),
+}
+DATA = {
+    "folder": ("text:netz", "there is no folder netz", "did you mean `nets`?"),
+    "inputs": ("text:nets", "text needs one input int64[batch, seq]", ""),
+    "function": ("net.py:rowz", "`net.py` has no `rowz`", "did you mean `rows`?"),
+    "arguments": ("net.py:rows", "`net.py:rows` needs `n`", ""),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "code", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_check_finds_what_compile_would(
+    capsys: Captured, folder: Path, before: str, after: str, code: str, message: str
+) -> None:
+    """The same diagnostic, and without building anything."""
+    (folder / "tiny.plan").write_text(PLAN.replace(before, after, 1))
+    status, out, err = planc(capsys, "check", "tiny.plan")
+    assert status == 1 and not out and f"error[{code}]" in err and message in err
+    assert planc(capsys, "compile", "tiny.plan") == (1, "", err)
+
+
+@pytest.mark.parametrize(("source", "message", "help"), DATA.values(), ids=DATA)
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_check_and_run_look_for_the_data(
+    capsys: Captured, folder: Path, command: str, source: str, message: str, help: str
+) -> None:
+    (folder / "nets").mkdir()
+    (folder / "net.py").write_text(NET + "\n\ndef rows(n):\n    raise ValueError\n")
+    (folder / "tiny.plan").write_text(PLAN.replace("synthetic", source))
+    status, out, err = planc(capsys, command, "tiny.plan")
+    assert status == 1 and not out and "error[E107]" in err and message in err and help in err
+    assert " --> tiny.plan:11:" in err and not (folder / "build").exists()
+
+
+def test_check_finds_everything_at_once(capsys: Captured, folder: Path) -> None:
+    (folder / "trace.json").write_text("{}")
+    text = PLAN.replace('"net.py:Net"', '"net.py:Nett"\nloss "net.py:lost"').replace("synthetic", "text:nowhere")
+    text = text.replace("mesh dp=2", 'mesh dp=2 pp=2\npipeline over pp { times = "tracce.json" }')
+    (folder / "tiny.plan").write_text(text)
+    status, out, _ = planc(capsys, "check", "tiny.plan", "--json")
+    found = json.loads(out)["diagnostics"]
+    assert status == 1 and [d["code"] for d in found] == ["E100", "E100", "E233", "E107"]
+    assert found[2]["help"] == ["did you mean `trace.json`?"]
+
+
 def test_fmt(capsys: Captured, folder: Path) -> None:
     assert planc(capsys, "fmt", "tiny.plan", "--check") == (0, "", "")
     assert planc(capsys, "fmt", "tiny.plan") == (0, "", "")

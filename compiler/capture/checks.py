@@ -19,11 +19,11 @@ from compiler.ir.graph import Graph, Node, values_in
 from runtime.factory import forward_arguments
 
 
-def check_inputs(model: nn.Module, request: CaptureRequest) -> None:
-    """Every input has an argument of forward, and every required argument an input."""
+def check_inputs(model: nn.Module | type[nn.Module], request: CaptureRequest) -> None:
+    """Every input has an argument of the forward of a module or class, and every required argument an input."""
     named, required, takes_any = forward_arguments(model)
     given = [spec.name for spec in request.inputs]
-    kind = type(model).__name__
+    kind = model.__name__ if isinstance(model, type) else type(model).__name__
     found = []
     for spec in request.inputs:
         if spec.name not in named and not takes_any and request.loss is None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compiler.analysis.cost import Cost, KindCost
-from compiler.diagnostics import Diagnostic, PlanError, declare_codes
+from compiler.diagnostics import Diagnostic, PlanError, closest, declare_codes
 from compiler.dsl.plan import Plan
 from compiler.pipeline.loads import Load
 
@@ -71,7 +71,9 @@ def read_times(plan: Plan) -> Times:
             if event.get("ph") == "X" and event["cat"].startswith(("forward", "backward")):
                 found.setdefault((event["cat"], event["name"].split()[1]), []).append(event["dur"] / 1e6)
     except OSError as error:
-        raise refused(plan, f"cannot read {path}: {error.strerror}", "write one: planc run x.plan --trace FILE") from None
+        near = closest(path.name, [file.name for file in path.parent.glob("*.json")])
+        help = f"did you mean `{near}`?" if near else "write one: planc run x.plan --trace FILE"
+        raise refused(plan, f"cannot read {path}: {error.strerror}", help) from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise refused(plan, f"{path} is no trace of a planc run", "write one: planc run x.plan --trace FILE") from None
     return {key: statistics.median(seconds) for key, seconds in found.items()}

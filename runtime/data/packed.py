@@ -76,7 +76,7 @@ class PackedText:
     """The files of a folder, each a document, packed into samples of `seq` bytes.
 
     Samples are int64[seq] by the given names; a name that is None is left out. Rows are filled up with byte 0, which
-    has the label `ignore`. Raises DataError if there is no text.
+    has the label `ignore`. limit: no further file is read behind so many bytes. Raises DataError if there is no text.
     """
 
     def __init__(
@@ -89,12 +89,17 @@ class PackedText:
         positions: str | None = None,
         suffixes: Sequence[str] = (".txt", ".md", ".py"),
         ignore: int = IGNORE,
+        limit: int | None = None,
     ) -> None:
         root = Path(folder)
         if not root.is_dir():
             raise DataError(f"there is no folder {root}")
         self.paths = sorted(path for path in root.rglob("*") if path.is_file() and path.suffix in suffixes)
-        texts = [path.read_bytes() for path in self.paths]
+        texts: list[bytes] = []
+        for path in self.paths:
+            texts.append(path.read_bytes())
+            if limit is not None and sum(map(len, texts)) >= limit:
+                break
         if not any(texts):
             raise DataError(f"the folder {root} holds no text in {', '.join(suffixes)} files")
         self.texts = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -10,7 +11,11 @@ from runtime.data.dataset import DataError, Dataset
 from runtime.data.packed import PackedText
 from runtime.data.synthetic import SampleSpec, Synthetic
 from runtime.data.text import IGNORE, VOCABULARY, TextBytes
+from runtime.factory import check_arguments
 from runtime.program import Input
+
+GLANCE = 4096
+"""Bytes of a text that tell that there is one."""
 
 # Where Hugging Face's names are used, so is its convention: the model shifts the labels itself.
 _SHIFTS_ITSELF = ("input_ids",)
@@ -44,6 +49,22 @@ def open_dataset(
     return dataset
 
 
+def check_source(spec: str, inputs: Sequence[Input], resolve: Callable[[str], Callable[[], Dataset]]) -> None:
+    """What can be told of a source without reading it all, or calling it. Raises DataError, or what `resolve` does."""
+    folder = text_folder(spec)
+    if folder is not None and not folder.is_dir():
+        raise DataError(f"there is no folder {folder}")
+    if spec.startswith("text:"):
+        _text(spec.removeprefix("text:"), inputs, limit=GLANCE)
+    elif spec != "synthetic":
+        check_arguments(spec, resolve(spec), {})
+
+
+def text_folder(spec: str) -> Path | None:
+    """The folder of a text source."""
+    return Path(spec.removeprefix("text:")) if spec.startswith("text:") and spec != "text:stdlib" else None
+
+
 def sample_shape(item: Input) -> tuple[int, ...]:
     """The input's shape without its batch dimension."""
     return tuple(size for dim, size in enumerate(item.shape) if dim != item.batch_dim)
@@ -65,7 +86,7 @@ def check_sample(spec: str, dataset: Dataset, inputs: Sequence[Input]) -> None:
             raise DataError(f"{spec}: {item.name} has shape {list(found)}, but the program needs {list(wanted)}")
 
 
-def _packed(folder: str, inputs: Sequence[Input]) -> PackedText:
+def _packed(folder: str, inputs: Sequence[Input], limit: int | None) -> PackedText:
     """For a model that reads where documents end."""
     kinds = ("document", "position", "label")
     named = {kind: next((item.name for item in inputs if kind in item.name), None) for kind in kinds}
@@ -75,13 +96,13 @@ def _packed(folder: str, inputs: Sequence[Input]) -> PackedText:
         wanted = "inputs int64[batch, seq] for tokens, labels, documents and perhaps positions"
         raise DataError(f"packed text needs {wanted}; the plan has {', '.join(item.name for item in inputs)}")
     return PackedText(
-        folder, sample_shape(rest[0])[0], rest[0].name, named["label"], named["document"], named["position"]
+        folder, sample_shape(rest[0])[0], rest[0].name, named["label"], named["document"], named["position"], limit=limit
     )
 
 
 def _text(folder: str, inputs: Sequence[Input], limit: int | None) -> Dataset:
     if any("document" in item.name for item in inputs):
-        return _packed(folder, inputs)
+        return _packed(folder, inputs, limit)
     rows = [item for item in inputs if item.dtype == "int64" and len(sample_shape(item)) == 1]
     if len(rows) != len(inputs) or not 1 <= len(rows) <= 2 or len({sample_shape(item) for item in rows}) > 1:
         wanted = "one input int64[batch, seq], or two (tokens and labels) of one shape"
