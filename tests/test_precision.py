@@ -219,6 +219,7 @@ PLANS = {
     "pp": (dict(mesh="pp=2 dp=2"), "pipeline over pp { microbatches = 2 }"),
     "cp": (dict(mesh="dp=1 cp=2"), "context over cp"),
     "zero": (dict(mesh="dp=2"), 'zero over dp { stage = 3, persist_below = 64 }\nrecompute "layers.*" = full'),
+    "offload": (dict(mesh="dp=2", microbatches=2), "zero over dp { stage = 3, offload = all, bucket = 4KB }"),
 }
 LOWER = {
     "bf16": "compute = bf16, reduce = fp32, master = fp32",
@@ -230,7 +231,10 @@ LOWER = {
 
 @pytest.mark.parametrize(
     "kind,plan",
-    [*((kind, plan) for kind in LOWER for plan in ("dp", "tp")), ("bf16", "pp"), ("autocast", "cp"), ("fp16", "zero")],
+    [
+        *((kind, plan) for kind in LOWER for plan in ("dp", "tp")),
+        *(("bf16", "pp"), ("autocast", "cp"), ("fp16", "zero"), ("fp16", "offload")),
+    ],
 )
 def test_twenty_steps_stay_close_to_float32(build_dir: Path, kind: str, plan: str) -> None:
     """Losses of training differ by rounding alone: far less than they fall, in every step."""
@@ -302,6 +306,8 @@ def test_transformers_against_eager(build_dir: Path, name: str, kind: str) -> No
 # -- loss scaling ----------------------------------------------------------------------------------------------------
 
 WORLDS = {"dp=2": "", "dp=2 tp=2": TENSOR, "pp=2 dp=2": "pipeline over pp { microbatches = 2 }"}
+WORLDS["dp=2, offloaded"] = "zero over dp { stage = 3, offload = all, bucket = 4KB }"
+WORLDS["dp=2, optimizer offloaded"] = "zero over dp { stage = 1, offload = optimizer, bucket = 4KB }"
 SCALED = "compute = bf16, reduce = fp32, master = fp32, loss_scale = dynamic"
 
 
@@ -328,15 +334,15 @@ def scaled_run(session: Session, batches: Sequence[Mapping[str, Tensor]]) -> lis
     return found
 
 
-def scaled_program(folder: Path, mesh: str) -> tuple[Program, list[dict[str, Tensor]]]:
+def scaled_program(folder: Path, world: str) -> tuple[Program, list[dict[str, Tensor]]]:
     entry = get("llama-tiny")
-    extra = f"clip grad_norm = 0.5\n{WORLDS[mesh]}"
-    return program_of(folder, entry, SCALED, ADAMW, extra, mesh=mesh), [entry.batch(ROWS, k) for k in range(4)]
+    extra = f"clip grad_norm = 0.5\n{WORLDS[world]}"
+    return program_of(folder, entry, SCALED, ADAMW, extra, mesh=world.split(",")[0]), [entry.batch(ROWS, k) for k in range(4)]
 
 
-@pytest.mark.parametrize("mesh", WORLDS)
-def test_all_ranks_leave_out_the_step_in_which_one_overflows(build_dir: Path, mesh: str) -> None:
-    program, batches = scaled_program(build_dir, mesh)
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_ranks_leave_out_the_step_in_which_one_overflows(build_dir: Path, world: str) -> None:
+    program, batches = scaled_program(build_dir, world)
     ranks = simulate(program, lambda session: scaled_run(session, batches))
     for rank in ranks:
         assert [step[0] for step in rank] == [False, False, True, False]
@@ -352,9 +358,9 @@ def test_all_ranks_leave_out_the_step_in_which_one_overflows(build_dir: Path, me
     assert simulate(program, plain) == [rank[-1][3] for rank in ranks]
 
 
-@pytest.mark.parametrize("mesh", WORLDS)
-def test_processes_leave_out_the_same_step(build_dir: Path, mesh: str) -> None:
-    program, batches = scaled_program(build_dir, mesh)
+@pytest.mark.parametrize("world", WORLDS)
+def test_processes_leave_out_the_same_step(build_dir: Path, world: str) -> None:
+    program, batches = scaled_program(build_dir, world)
     torch.save(batches, build_dir / "batches.pt")
     code = f"from tests.test_precision import worker; worker({str(build_dir)!r})"
     assert launch(program.world, ["-c", code], env={"PYTHONPATH": str(Path(__file__).parents[1])}) == 0
