@@ -119,8 +119,11 @@ def check_rows(plan: Plan, rows: int | None, ways: int, use: Use | None, joining
 def explain_lowering(plan: Plan, error: LoweringError) -> PlanError:
     """The diagnostic for a call that has no meaning under a plan."""
     help = (error.help,) if error.help else ()
-    related = model_line(error.node.origin)
-    return PlanError([Diagnostic("error", "E203", error.message, plan.model.span, help=help, related=related)], plan.sources)
+    related, span = model_line(error.node.origin), plan.model.span
+    if error.asked is not None:
+        statement = getattr(plan, error.asked[0])
+        span = statement.given.get(error.asked[1], statement.span)
+    return PlanError([Diagnostic("error", "E203", error.message, span, help=help, related=related)], plan.sources)
 
 
 def model_line(origin: Origin) -> tuple[Label, ...]:

@@ -137,8 +137,9 @@ def test_packed_documents_are_as_each_by_itself(ranks: int, kind: str, order: st
 
 
 def test_too_few_heads_for_all_to_all() -> None:
-    with pytest.raises(PlanError, match="needs as many heads as ranks, but the model has 4"):
+    with pytest.raises(PlanError, match="needs as many heads as ranks, but the model has 4") as caught:
         compile(loads(text("llama-tiny", "cp=8", "ulysses"), "x.plan"))
+    assert "attention = ulysses" in str(caught.value), "the place is the option's"
 
 
 def test_shared_heads_are_repeated_for_all_to_all() -> None:

@@ -59,6 +59,7 @@ class ExpandHeads:
                 f"attention over {self.ways} ranks by all-to-all needs as many heads as ranks, but the model has {heads}"
                 + (f" on {self.others} tensor-parallel ranks" if self.others > 1 else ""),
                 "use attention = ring or gather, or usp with a smaller last axis",
+                ("context", "attention"),
             )
         return min(fitting, key=lambda k: (shared * k % needed != 0, k))
 

@@ -14,11 +14,12 @@ CONSTANT = ("aten.detach.default", "planc.count")
 
 
 class LoweringError(Exception):
-    """A call that cannot keep its meaning in a plan; `help` says what to do instead."""
+    """A call that cannot keep its meaning in a plan; `help` says what to do instead, `asked` names the statement and the
+    option of the plan because of which it cannot."""
 
-    def __init__(self, node: Node, message: str, help: str = ""):
+    def __init__(self, node: Node, message: str, help: str = "", asked: tuple[str, str] | None = None):
         super().__init__(message)
-        self.node, self.message, self.help = node, message, help
+        self.node, self.message, self.help, self.asked = node, message, help, asked
 
 
 class Emitter:

@@ -12,6 +12,11 @@ from compiler.dsl import loads
 from tests.zoo import ZOO, ZooModel, get, plan_text
 
 MODELS = tuple(entry.name for entry in ZOO if entry.size == "tiny" and "branch" not in entry.traits)
+ATTENTIVE = (
+    "gpt-tiny", "gpt-tied-tiny", "gpt-attention-dropout-tiny", "llama-tiny", "llama-odd-tiny", "encdec-tiny", "vit-tiny",
+    "c09_encdec", "c33_doc_mask", "c36_label_shift", "c46_vmap_mask", "hf-llama", "hf-qwen3", "hf-gemma3", "hf-gpt2",
+)  # fmt: skip
+"""Those with attention over a sequence."""
 TIMEOUT = 600.0
 """Seconds in which all simulated ranks must come to an operation: sixteen of them share one thread."""
 

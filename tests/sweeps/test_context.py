@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sweeps.grid import MODELS, check, strategy
+from tests.sweeps.grid import ATTENTIVE, MODELS, check, strategy
 from tests.zoo import get
 
-ATTENTIVE = (
-    "gpt-tiny", "gpt-tied-tiny", "gpt-attention-dropout-tiny", "llama-tiny", "llama-odd-tiny", "encdec-tiny", "vit-tiny",
-    "c09_encdec", "c33_doc_mask", "c36_label_shift", "c46_vmap_mask", "hf-llama", "hf-qwen3", "hf-gemma3", "hf-gpt2",
-)  # fmt: skip
 MESHES = {
     "gather": ("cp=2", "cp=3", "cp=4", "cp=8"),
     "ring": ("cp=2", "cp=3", "cp=4", "cp=8"),
