@@ -28,6 +28,7 @@ from compiler.passes.resolve_counts import ResolveCounts
 from compiler.pipeline.fits import memory_warnings
 from compiler.precision import Precision
 from compiler.report.asked import Asked, asked
+from compiler.report.patterns import without_effect
 from compiler.requests import batch_rows, batch_ways, capture_request, layout_request
 from compiler.support import check_decays, check_parts, check_rows, explain_lowering, explain_time_mixing
 from compiler.tensor.topology import across_nodes
@@ -116,6 +117,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
     result.plan, result.fitted, result.seconds = plan, fitted, clock.seconds
     warnings += across_nodes(plan, request.mesh, result.linked)
     result.asked = asked(result)
+    warnings += without_effect(result)
     return result
 
 

@@ -1,5 +1,5 @@
-"""What a plan names outside of itself: a schedule, the model, a loss, times, data. Found without building the model, with
-the diagnostics that compiling gives."""
+"""What a plan names outside of itself: a schedule, the model, a loss, times, data. Found without building the model,
+with the diagnostics that compiling gives."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ from compiler.capture.request import BufferInfo, Captured, CaptureRequest, Input
 from compiler.capture.rows import Use, row_constants
 from compiler.capture.state import State
 from compiler.capture.wrapper import Exported
+from compiler.dsl.plan import Pattern
 from compiler.ir.graph import Graph, Origin
 from runtime.factory import FactoryError, resolve
 
@@ -234,9 +235,8 @@ def check_constants(program: ExportedProgram, model: nn.Module) -> None:
 
 
 def matches(patterns: Sequence[Any], name: str) -> bool:
-    """Whether a dotted name fits one of the patterns (plan patterns or plain text); `*` is any text."""
-    texts = (getattr(pattern, "text", pattern) for pattern in patterns)
-    return any(fnmatchcase(name, text) or name.startswith(f"{text}.") for text in texts)
+    """Whether one of the patterns (plan patterns or plain text) fits a dotted name or a module that holds it."""
+    return any(Pattern(getattr(pattern, "text", pattern)).covers(name) for pattern in patterns)
 
 
 def parameters(

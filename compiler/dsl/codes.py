@@ -45,6 +45,7 @@ CODES = {
     "E065": "`zero` over an axis on which nothing is replicated by data.",
     "E066": "An option that needs another one.",
     "E067": "Options that exclude each other.",
+    "E068": "A size that no input has.",
     # warnings
     "W001": "A name that nothing uses.",
     "W002": "A mesh axis that no strategy uses.",

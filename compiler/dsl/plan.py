@@ -63,6 +63,11 @@ class Pattern:
         """Is `name`, the dotted name of a module or parameter, one of those meant?"""
         return fnmatchcase(name, self.text)
 
+    def covers(self, name: str) -> bool:
+        """Is `name`, or a module that holds it, one of those meant?"""
+        parts = name.split(".")
+        return any(self.matches(".".join(parts[:k])) for k in range(1, len(parts) + 1))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(Spec):

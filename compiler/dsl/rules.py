@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from compiler.diagnostics import Diagnostics, Label, Span
+from compiler.diagnostics import Diagnostics, Label, Span, did_you_mean
 from compiler.dsl.plan import Plan, Spec
 
 
@@ -152,6 +152,20 @@ def usp_axes(plan: Plan) -> Iterator[Finding]:
             "`attention = usp` goes over two axes: `context over ring_axis, ulysses_axis`",
             at(context, "attention"),
         )
+
+
+@rule
+def sequences_are_sizes(plan: Plan) -> Iterator[Finding]:
+    """`along` names sizes that inputs are written with."""
+    names = [name for spec in plan.inputs for name in spec.dim_names if name]
+    for pattern in plan.context.along if plan.context else ():
+        if not any(pattern.matches(name) for name in names):
+            yield Finding(
+                "E068",
+                f'`along "{pattern.text}"` names no size of an input',
+                pattern.span,
+                did_you_mean(pattern.text, names) or ("give the size a name: seq = 1024, and int64[batch, seq]",),
+            )
 
 
 @rule

@@ -12,6 +12,7 @@ from compiler.overlap.segment import hidden
 from compiler.pipeline.report import asked_pipeline
 from compiler.precision import Precision
 from compiler.recompute import FIT
+from compiler.report.patterns import asked_patterns, recomputed
 from compiler.report.rows import APPLIED, NOTHING, PARTLY, REFUSED, Asked, many
 from compiler.report.zero import zero_rows
 from compiler.tensor.found import found_styles
@@ -74,6 +75,7 @@ def _others(c: Compilation) -> Iterator[Asked]:
         strategy = getattr(plan, word)
         if strategy is not None and all(plan.axis_size(axis) == 1 for axis in strategy.axes):
             yield Asked(f"{word} over {', '.join(strategy.axes)}", NOTHING, "the axis has one rank")
+    yield from asked_patterns(c)
     for rule in plan.recompute:
         names = ", ".join(f'"{pattern.text}"' for pattern in rule.patterns)
         if rule.policy == FIT:
@@ -81,8 +83,8 @@ def _others(c: Compilation) -> Iterator[Asked]:
             chosen = str(c.fitted) if c.fitted is not None else "no segment of that name"
             yield Asked(request, APPLIED if c.fitted is not None else REFUSED, chosen)
             continue
-        count = sum(len(kind.calls) for kind in c.linked.kinds.values() if kind.policy == rule.policy)
-        outcome = APPLIED if count or rule.policy == "none" else REFUSED
+        count = recomputed(c, rule)
+        outcome = APPLIED if count else NOTHING
         yield Asked(f"recompute {names} = {rule.policy}", outcome, many(count, "segment"))
     if plan.mode == "forward":
         returned = many(len(program.results) + len(program.outputs), "tensor")
