@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ProgramError as error:
         print(f"planc: {error}", file=sys.stderr)
         return 1
+    except RuntimeError as error:
+        return simulated_failure(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -43,6 +45,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("planc: interrupted", file=sys.stderr)
         return 130
+
+
+def simulated_failure(error: RuntimeError) -> int:
+    """Say which simulated rank failed, at what and why; any other error is raised."""
+    import traceback
+
+    from runtime.failing import cause_of
+    from runtime.transport import RankFailure
+
+    if not isinstance(error, RankFailure) or error.__cause__ is None:
+        raise error
+    cause = cause_of(error.__cause__)
+    where = f" in {error.label!r}" if error.label else ""
+    print(f"planc: rank {error.rank} failed{where}: {type(cause).__name__}: {cause}", file=sys.stderr)
+    traceback.print_exception(cause)
+    return 1
 
 
 def parser() -> argparse.ArgumentParser:

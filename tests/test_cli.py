@@ -15,6 +15,8 @@ import pytest
 
 from compiler import version
 from compiler.cli import LEVEL_NAMES, main, parser
+from runtime.executor import Executor
+from runtime.instructions import Instruction
 
 ROOT = Path(__file__).parent.parent
 PLAN = """\
@@ -307,6 +309,22 @@ def test_simulate(capsys: Captured) -> None:
     status, out, _ = planc(capsys, "simulate", "tiny.plan", "--json")
     found = json.loads(out)
     assert status == 0 and found["ranks"] == 2 and len(found["losses"]) == 3
+
+
+@pytest.mark.parametrize("command", ["simulate", "verify"])
+def test_a_simulated_rank_that_fails(capsys: Captured, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Named with what it was doing; the traceback is that of the error itself."""
+
+    def fail(self: Executor, instruction: Instruction) -> None:
+        raise ValueError("no gradients today")
+
+    monkeypatch.setattr(Executor, "do_clip", fail)
+    status = main([command, "tiny.plan", "--steps", "1"])
+    first, *rest = capsys.readouterr().err.splitlines()
+    said = r"planc: rank [01] failed in 'clip \(step 1\)': ValueError: no gradients today"
+    assert status == 1 and re.fullmatch(said, first)
+    assert rest[0].startswith("Traceback") and rest[-1] == "ValueError: no gradients today"
+    assert not any("InstructionError" in line or "RankFailure" in line for line in rest)
 
 
 def test_verify(capsys: Captured) -> None:

@@ -398,8 +398,8 @@ def forward_trains_nothing(plan: Plan) -> Iterator[Finding]:
     """Without a backward pass some statements do nothing."""
     if plan.mode != "forward":
         return
-    for word in ("optimizer", "zero", "clip"):
-        spec = getattr(plan, word)
+    given = [(word, getattr(plan, word)) for word in ("optimizer", "zero", "clip")]
+    for word, spec in [*given, *(("recompute", rule) for rule in plan.recompute)]:
         if spec is not None:
             yield Finding(
                 "W003",

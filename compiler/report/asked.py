@@ -76,7 +76,7 @@ def _others(c: Compilation) -> Iterator[Asked]:
         if strategy is not None and all(plan.axis_size(axis) == 1 for axis in strategy.axes):
             yield Asked(f"{word} over {', '.join(strategy.axes)}", NOTHING, "the axis has one rank")
     yield from asked_patterns(c)
-    for rule in plan.recompute:
+    for rule in plan.recompute if plan.mode == "train" else ():
         names = ", ".join(f'"{pattern.text}"' for pattern in rule.patterns)
         if rule.policy == FIT:
             request = f"recompute {names} = fit({show_size(rule.limit or 0)})"

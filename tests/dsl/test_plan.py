@@ -183,6 +183,7 @@ def test_a_long_chain_of_names_needs_no_recursion():
         ("unused = 3", "W001"),
         ("mesh dp=2", "W002"),
         ("mode = forward\noptimizer sgd", "W003"),
+        ('mode = forward\nrecompute "layers.*" = full', "W003"),
         ("optimizer adamw { min_lr = 1e-5 }", "W003"),
     ],
 )
