@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from runtime.program import Program
 from runtime.transport import Transport
-from tests.bench._zero import OPTIMIZER, Step, initialised, low_precision, over_ranks, zero_stage
+from tests.bench._paired import eager_model
+from tests.bench._zero import OPTIMIZER, Step, low_precision, over_ranks, zero_stage
 
 # DeepSpeed calls torch's collectives by names that torch 2.13 warns of.
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -32,7 +33,7 @@ def deepspeed_side(program: Program, transport: Transport) -> tuple[Step, Callab
     that norm in any case (stage 3 cannot do without). So is copying gradients into one buffer, which is slower here.
     """
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
-    model, stage, low = initialised(program), zero_stage(program), low_precision(program)
+    model, stage, low = eager_model(program), zero_stage(program), low_precision(program)
     piece = max(bucket.numel for bucket in program.buckets)
     config = {
         "train_micro_batch_size_per_gpu": program.batch // dist.get_world_size(),

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from runtime.factory import build
+from runtime.initial import initial_state
 from runtime.program import Program
 
 Batch = Mapping[str, torch.Tensor]
@@ -38,8 +41,8 @@ class Paired:
         return max(abs(a - b) / abs(b) for a, b in zip(self.losses[side], self.losses[other]))
 
     def show(self, side: str, other: str) -> None:
-        """Print the median of each side, and how far the losses of the two are apart."""
-        for name in self.times:
+        """Print the medians of the two, and how far their losses are apart."""
+        for name in (side, other):
             print(f"  {name}: median {self.median(name):.1f} ms")
         print(f"  largest relative difference of the losses: {self.apart(side, other):.1e}")
 
@@ -57,6 +60,13 @@ def alternate(steps: Mapping[str, Callable[[Batch], float]], batches: Sequence[B
             found.times[side].append(time.perf_counter() - start)
             found.work[side].append(time.process_time() - used)
     return found
+
+
+def eager_model(program: Program) -> nn.Module:
+    """The program's model in eager torch, with the values that planc begins with."""
+    model = build(program.model["factory"], program.model["options"], program.model.get("base"))
+    model.load_state_dict(initial_state(program, 0), strict=False)
+    return model
 
 
 def random_batches(program: Program, count: int = 4) -> list[dict[str, torch.Tensor]]:

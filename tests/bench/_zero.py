@@ -17,11 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import runtime
-from runtime.factory import build
-from runtime.initial import initial_state
 from runtime.program import Program
 from runtime.transport import Transport
 from runtime.transport.calls import sent_bytes
+from tests.bench._paired import eager_model
 
 OPTIMIZER = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 COUNT = "PLANC_BENCH_COUNT"  # set in a run whose bytes are counted, which takes time
@@ -49,7 +48,7 @@ def planc_side(program: Program, transport: Transport) -> tuple[Step, Callable[[
 
 def torch_side(program: Program, transport: Transport) -> tuple[Step, Callable[[], int]]:
     """The usual loop; parameters in float32, computation and sums in the plan's dtype."""
-    model, stage, low = initialised(program), zero_stage(program), low_precision(program)
+    model, stage, low = eager_model(program), zero_stage(program), low_precision(program)
     if stage == 1:
         wrapped: nn.Module = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         optimizer: torch.optim.Optimizer = ZeroRedundancyOptimizer(
@@ -72,13 +71,6 @@ def torch_side(program: Program, transport: Transport) -> tuple[Step, Callable[[
         return loss
 
     return over_ranks(step)
-
-
-def initialised(program: Program) -> nn.Module:
-    """The model in eager torch, with the values that planc begins with."""
-    model = build(program.model["factory"], program.model["options"], program.model.get("base"))
-    model.load_state_dict(initial_state(program, 0), strict=False)
-    return model
 
 
 def zero_stage(program: Program) -> int:

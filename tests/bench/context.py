@@ -9,12 +9,13 @@ side (in runs of their own), and by the memory reader what a rank holds of activ
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import resource
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,10 +28,8 @@ from compiler.analysis.memory import read_memory
 from compiler.context.balance import imbalance, seen_by_rank
 from compiler.driver import compile
 from compiler.dsl import loads
-from runtime.factory import build
-from runtime.initial import initial_state
 from runtime.transport.launch import launch
-from tests.bench._paired import Batch, random_batch
+from tests.bench._paired import WARM_UP, Batch, alternate, eager_model, random_batch, random_batches
 
 RANKS = 2
 PLAN = """
@@ -52,16 +51,9 @@ def planc_step(folder: str) -> Step:
     return lambda batch: session.step(batch).loss
 
 
-def model_of(folder: str) -> torch.nn.Module:
-    program = runtime.program.load(folder)
-    model = build(program.model["factory"], program.model["options"], program.model.get("base"))
-    model.load_state_dict(initial_state(program, 0), strict=False)
-    return model
-
-
 def alone_step(folder: str) -> Step:
     """The whole sequence on each process by itself."""
-    model = model_of(folder)
+    model = eager_model(runtime.program.load(folder))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step(batch: Batch) -> float:
@@ -79,7 +71,7 @@ def torch_step(folder: str) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
 
-    model = model_of(folder)
+    model = eager_model(runtime.program.load(folder))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     mesh = init_device_mesh("cpu", (RANKS,))
 
@@ -118,34 +110,18 @@ def compare(folder: str, rounds: int) -> None:
         except (ImportError, RuntimeError, NotImplementedError, AssertionError) as error:
             if dist.get_rank() == 0:
                 print(f"{name} does not run here: {type(error).__name__}: {str(error).splitlines()[0]}")
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    losses: dict[str, list[float]] = {name: [] for name in steps}
-    work: list[float] = []  # of this process, in planc's steps
-    for turn in range(rounds + 1):
-        for name in list(steps) if turn % 2 else list(steps)[::-1]:
-            dist.barrier()
-            start = time.perf_counter()
-            began = time.process_time()
-            if name != "one device" or dist.get_rank() == 0:
-                losses[name].append(steps[name](random_batch(program, turn)))
-            if name == "planc" and turn:
-                work.append(time.process_time() - began)
-            dist.barrier()
-            times[name].append(time.perf_counter() - start)
+    if dist.get_rank() and "one device" in steps:
+        steps["one device"] = lambda batch: math.nan
+    found = alternate(steps, random_batches(program), rounds)
     spent: list[float] = [0.0] * RANKS
-    dist.all_gather_object(spent, statistics.median(work))
+    dist.all_gather_object(spent, statistics.median(found.work["planc"][WARM_UP:]))
     if dist.get_rank() == 0:
         even = max(spent) / statistics.mean(spent)
-        print(
-            f"processor time of the ranks {', '.join(f'{s:.2f}' for s in spent)} s a step: the most {even:.2f} times the mean"
-        )
-        for name, each in times.items():
-            ratio = statistics.median(a / b for a, b in zip(times["planc"][1:], each[1:]))
-            worst = max(abs(a - b) / abs(b) for a, b in zip(losses["planc"], losses[name]))
-            print(
-                f"{name}: median {statistics.median(each[1:]) * 1e3:.0f} ms a step; planc / {name}: {ratio:.3f} "
-                f"(median of {rounds} pairs); largest relative difference of the losses {worst:.1e}"
-            )
+        each = ", ".join(f"{seconds:.2f}" for seconds in spent)
+        print(f"processor time of planc's ranks {each} s a step: the most {even:.2f} times the mean")
+        for name in list(steps)[1:]:
+            print(f"step time, planc / {name}: {found.ratio('planc', name):.3f} (median of {rounds} pairs)")
+            found.show("planc", name)
 
 
 def alone(folder: str, side: str) -> None:
@@ -181,7 +157,7 @@ def main() -> None:
         dist.destroy_process_group()
         return
     sizes = {name: getattr(options, name) for name in ("layers", "dim", "seq", "kind", "order")}
-    print(sizes)
+    print(json.dumps(sizes))
     predicted = {o: imbalance(seen_by_rank(options.seq, RANKS, o, True)) for o in ("contiguous", "zigzag")}
     print(f"predicted: attention of the busiest rank over the mean, {predicted}")
     for ranks in (1, 2, 4, 8):

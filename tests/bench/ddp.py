@@ -23,9 +23,8 @@ import torch.distributed as dist
 import runtime
 from compiler.driver import compile
 from compiler.dsl import loads
-from runtime.initial import initial_state
 from runtime.transport.launch import launch
-from tests.bench._paired import alternate, random_batch, random_batches
+from tests.bench._paired import alternate, eager_model, random_batch, random_batches
 
 RANKS = 2
 OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -53,11 +52,8 @@ def ddp_step(folder: str) -> tuple[Step, Callable[[], int]]:
     """The usual loop; gradient buckets are counted by a hook that does what DDP does without one."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    from runtime.factory import build
-
     program = runtime.program.load(folder)
-    model = build(program.model["factory"], program.model["options"], program.model.get("base"))
-    model.load_state_dict(initial_state(program, 0), strict=False)
+    model = eager_model(program)
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     wrapped = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)

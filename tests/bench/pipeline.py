@@ -26,11 +26,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 import runtime
 from compiler.driver import compile
 from compiler.dsl import loads
-from runtime.factory import build
-from runtime.initial import initial_state
 from runtime.transport.launch import launch
 from tests.analysis.tracking import Storages
-from tests.bench._paired import Batch, alternate, random_batch, random_batches
+from tests.bench._paired import Batch, alternate, eager_model, random_batch, random_batches
 
 RANKS = 2
 VIRTUAL = {"1f1b": 1, "interleaved": 2}
@@ -86,8 +84,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 def torch_step(folder: str, schedule: str) -> Step:
     """The usual loop: no label is left out, so the mean over micro-batches is the mean over the batch."""
     program = runtime.program.load(folder)
-    model = build(program.model["factory"], program.model["options"], program.model.get("base"))
-    model.load_state_dict(initial_state(program, 0), strict=False)
+    model = eager_model(program)
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     rank, count = dist.get_rank(), RANKS * VIRTUAL[schedule]

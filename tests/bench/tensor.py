@@ -36,10 +36,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import runtime
 from compiler.driver import compile
 from compiler.dsl import loads
-from runtime.factory import build
-from runtime.initial import initial_state
 from runtime.transport.launch import launch
-from tests.bench._paired import alternate, random_batch, random_batches
+from tests.bench._paired import alternate, eager_model, random_batch, random_batches
 
 RANKS = 2
 OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -73,8 +71,7 @@ def planc_step(folder: str, sequence: bool) -> tuple[Step, Counter]:
 def dtensor_step(folder: str, sequence: bool) -> tuple[Step, Counter]:
     """The usual loop over a model that `parallelize_module` has cut; parameters that it leaves alone are replicated."""
     program = runtime.program.load(folder)
-    model = build(program.model["factory"], program.model["options"], program.model.get("base"))
-    model.load_state_dict(initial_state(program, 0), strict=False)
+    model = eager_model(program)
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     cut(model, init_device_mesh("cpu", (RANKS,)), sequence)
