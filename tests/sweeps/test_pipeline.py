@@ -33,10 +33,10 @@ def sweep(name: str, mesh: str, schedule: str, parts: int, *others: str) -> None
 
 def refusal(name: str, ranks: int, schedule: str, parts: int) -> str | None:
     """The code of the diagnostic for a pipeline that cannot be."""
-    if schedule == "dualpipe_v" and parts < 2 * ranks:
-        return "E220"  # its micro-batches come from both ends
     if parts > 1 and mixes_samples(name):
         return "E202"
+    if schedule == "dualpipe_v" and parts < 2 * ranks:
+        return "E220"  # its micro-batches come from both ends
     stages = ranks * (2 if schedule in ("interleaved", "zb_v", "dualpipe_v") else 1)
     return "E232" if stages > SEGMENTS.get(name, 8) else None
 
