@@ -4,8 +4,11 @@ A cut `(dim, axes, outer, count, unit)` sees dimension `dim` as `(outer, count, 
 product of `axes` (outermost first) into parts of `ceil(count / ways)`; the last parts may be padding. It is written
 `"0:dp,micro:1:8:1"`, several joined by `;`.
 
-In the order "zigzag" (`"1:cp:1:8:1:zigzag"`) there are two chunks for each of n ranks, and rank r holds the chunks r
-and 2n-1-r.
+An `order` says that a rank holds several chunks, all of one length, and which. In the order "zigzag"
+(`"1:cp:1:8:1:zigzag"`) there are two for each of n ranks, and rank r holds the chunks r and 2n-1-r. In the order "4+1+1"
+(`"0:tp:1:48:8:4+1+1"`) the dimension is several pieces one behind the other, of these lengths in relation to each other,
+and a rank holds its part of each: of two ranks, the second has the positions [16, 32), [36, 40) and [44, 48) of 48. Pieces
+of different lengths divide evenly, so that they need no padding.
 """
 
 from __future__ import annotations
@@ -49,22 +52,45 @@ class Cut:
         return start, length
 
     def spans(self, sizes: Mapping[str, int], coords: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-        """(start, length) of each chunk of this part, in the order in which they are held."""
+        """(start, length) of each run of chunks of this part, in the order in which they are held."""
         ways, index = self.ways(sizes), self.index(sizes, coords)
         chunk = self.chunk(ways)
-        return tuple((k * chunk, chunk) for k in self.held(index, ways))
+        return tuple((first * chunk, number * chunk) for first, number in self.held(index, ways))
 
-    def held(self, index: int, ways: int) -> tuple[int, ...]:
-        """The numbers of the chunks that rank `index` holds."""
-        return (index, 2 * ways - 1 - index) if self.order == "zigzag" and ways > 1 else (index,)
+    def held(self, index: int, ways: int) -> tuple[tuple[int, int], ...]:
+        """(number of the first, how many) of each run of chunks that rank `index` holds."""
+        if self.order == "zigzag" and ways > 1:
+            return (index, 1), (2 * ways - 1 - index, 1)
+        if self.order and ways > 1:
+            lengths = piece_lengths(self.order)
+            before = itertools.accumulate(lengths, initial=0)
+            return tuple((start * ways + index * length, length) for start, length in zip(before, lengths))
+        return ((index, 1),)
+
+    def each(self, ways: int) -> int:
+        """How many chunks a rank holds."""
+        return chunks_each(self.order, ways)
 
     def chunk(self, ways: int) -> int:
         """The length of a chunk in units."""
-        return math.ceil(self.count / (ways * len(self.held(0, ways))))
+        return math.ceil(self.count / (ways * self.each(ways)))
 
     def length(self, ways: int) -> int:
         """The length of a part in units."""
-        return len(self.held(0, ways)) * self.chunk(ways)
+        return self.each(ways) * self.chunk(ways)
+
+
+def chunks_each(order: str, ways: int) -> int:
+    """How many chunks each of `ways` ranks holds in this order."""
+    if not order or ways == 1:
+        return 1
+    return 2 if order == "zigzag" else sum(piece_lengths(order))
+
+
+@cache
+def piece_lengths(order: str) -> tuple[int, ...]:
+    """The lengths of pieces in relation to each other, as "4+1+1" has them."""
+    return tuple(map(int, order.split("+")))
 
 
 # -- the parts of a tensor ---------------------------------------------------------------------------------------------
@@ -72,32 +98,33 @@ class Cut:
 
 def split_parts(x: Tensor, cut: Cut, ways: int, zeros: bool = False) -> Tensor:
     """All parts of a whole tensor: [ways, …]. Padding repeats the last entry, or holds `zeros`."""
-    chunk, per = cut.chunk(ways), len(cut.held(0, ways))
+    chunk, per, dim = cut.chunk(ways), cut.each(ways), cut.dim + 1
     split = x.unflatten(cut.dim, (cut.outer, cut.count, cut.unit))
     missing = chunk * per * ways - cut.count
     if missing:
-        last = split.narrow(cut.dim + 1, cut.count - 1, 1)
-        sizes = [missing if dim == cut.dim + 1 else -1 for dim in range(split.dim())]
+        last = split.narrow(dim, cut.count - 1, 1)
+        sizes = [missing if k == dim else -1 for k in range(split.dim())]
         pad = (torch.zeros_like(last) if zeros else last).expand(sizes)
-        split = torch.cat([split, pad], cut.dim + 1)
-    split = split.unflatten(cut.dim + 1, (per * ways, chunk))
-    if per == 2:
-        there, back = split.narrow(cut.dim + 1, 0, ways), split.narrow(cut.dim + 1, ways, ways).flip(cut.dim + 1)
-        split = torch.stack([there, back], cut.dim + 2).flatten(cut.dim + 2, cut.dim + 3)
-    return split.movedim(cut.dim + 1, 0).flatten(cut.dim + 1, cut.dim + 3).contiguous()
+        split = torch.cat([split, pad], dim)
+    if per > 1:
+        runs = [run for index in range(ways) for run in cut.held(index, ways)]
+        split = torch.cat([split.narrow(dim, first * chunk, number * chunk) for first, number in runs], dim)
+    split = split.unflatten(dim, (ways, per * chunk))
+    return split.movedim(dim, 0).flatten(dim, dim + 2).contiguous()
 
 
 def join_parts(parts: Tensor, cut: Cut) -> Tensor:
     """The inverse of `split_parts`: [ways, …, outer*length*unit, …] → […, outer*count*unit, …]."""
     ways, shape, dim = parts.shape[0], parts.shape[1:], cut.dim
-    per = len(cut.held(0, ways))
-    split = parts.view(ways, *shape[:dim], cut.outer, per * cut.chunk(ways), cut.unit, *shape[dim + 1 :])
-    split = split.movedim(0, dim + 1)
-    if per == 2:
-        halves = split.unflatten(dim + 2, (2, -1))
-        split = torch.cat([halves.select(dim + 2, 0), halves.select(dim + 2, 1).flip(dim + 1)], dim + 1)
-    whole = split.flatten(dim + 1, dim + 2).narrow(dim + 1, 0, cut.count)
-    return whole.flatten(dim, dim + 2).contiguous()
+    chunk, per = cut.chunk(ways), cut.each(ways)
+    split = parts.view(ways, *shape[:dim], cut.outer, per * chunk, cut.unit, *shape[dim + 1 :])
+    split = split.movedim(0, dim + 1).flatten(dim + 1, dim + 2)
+    if per > 1:
+        runs = [run for index in range(ways) for run in cut.held(index, ways)]
+        ends = itertools.accumulate(number for _, number in runs)
+        there = sorted((first, end - number, number) for (first, number), end in zip(runs, ends))
+        split = torch.cat([split.narrow(dim + 1, at * chunk, number * chunk) for _, at, number in there], dim + 1)
+    return split.narrow(dim + 1, 0, cut.count).flatten(dim, dim + 2).contiguous()
 
 
 def take_part(x: Tensor, cut: Cut, sizes: Mapping[str, int], coords: Mapping[str, int], zeros: bool = False) -> Tensor:
@@ -149,9 +176,10 @@ def positions(
     for cut in sorted(cuts, key=lambda cut: -cut.outer):
         ways = cut.ways(sizes)
         held = cut.held(cut.index(sizes, coords), ways)
-        chunks = len(held) * ways
+        chunks = cut.each(ways) * ways
         if cut.count % chunks == 0:  # whatever is cut inside the parts
-            where = where.view(cut.outer, chunks, -1)[:, list(held)].reshape(-1)
+            numbers = [first + k for first, number in held for k in range(number)]
+            where = where.view(cut.outer, chunks, -1)[:, numbers].reshape(-1)
             continue
         chosen = torch.cat([torch.arange(s, s + n, device=device) for s, n in cut.spans(sizes, coords)])
         padding = chosen >= cut.count

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from compiler.ir.graph import Value
+from compiler.layout.joined import Pieces, in_pieces, pieces_in
 from compiler.layout.placement import Layout, Mesh, Shard, normal, shard_axes
 from compiler.layout.rule import Dims, Rule
 
@@ -35,8 +36,19 @@ def shard_for(
             at = names.index(factor)
             outer = math.prod(rule.sizes[name] for name in names[:at])
             unit = math.prod(rule.sizes[name] for name in names[at + 1 :])
-            return normal(Shard(dim, outer, unit, order), shape[dim], ways)
+            pieces = pieces_in(order)
+            shard = Shard(dim, outer, unit, order) if pieces is None else in_pieces(Shard(dim, outer, unit), pieces)
+            return normal(shard, shape[dim], ways)
     return None
+
+
+def pieces_along(factor: str, shard: Shard, dims: Dims, rule: Rule) -> Pieces:
+    """The pieces in which `shard` cuts a factor of a value with these dimensions; () if it does not, or with a unit."""
+    names, pieces = dims[shard.dim], pieces_in(shard.order)
+    if factor not in names or pieces is None or shard.unit != 1:
+        return ()
+    before = math.prod(rule.sizes[name] for name in names[: names.index(factor)])
+    return pieces * (shard.outer // before) if shard.outer % before == 0 else ()
 
 
 def cut_factors(layout: Layout, dims: Dims, rule: Rule, shape: tuple[int, ...], mesh: Mesh) -> dict[str, str | None]:
@@ -55,23 +67,51 @@ def refined(
     """The rule with factors taken apart where one of these operands (or, `side`, results) is cut inside them.
 
     An index may always be read as several. Where `n` counts the `(3 heads width)` of a fused projection and the
-    weight is cut along the heads, `"... k, n k -> ... n"` becomes `"... k, (n/0 n/1 n/2) k -> ... (n/0 n/1 n/2)"`.
+    weight is cut along the heads, `"... k, n k -> ... n"` becomes `"... k, (n/0 n/1 n/2) k -> ... (n/0 n/1 n/2)"`. And
+    where `n` is `q`, `k` and `v` of one size, one behind the other, `"n -> q, k, v"` becomes `"(n/0 n/u) -> n/u, …"`.
     """
     for k, (value, layout) in enumerate(zip(values, layouts)):
         for place in layout.values():
             if isinstance(place, Shard):
                 ways = math.prod(mesh.size(axis) for axis in shard_axes(layout, place, mesh))
+                rule = _blocks_at(place, getattr(rule, side)[k][place.dim], rule, side)
                 dims = getattr(rule, side)[k]
                 if factor_at(place, dims, rule, value.shape, ways) is None:
                     rule = _split_at(place, dims[place.dim], rule, value.shape[place.dim], ways)
     return rule
 
 
+def _blocks_at(shard: Shard, names: tuple[str, ...], rule: Rule, side: str) -> Rule:
+    """The rule with a joined index as so many blocks of one length, if `shard` cuts each of them and its parts are made
+    of whole blocks. Operands that are parts of different lengths are each cut by themselves."""
+    before = 1
+    for name in names:
+        for whole, parts in rule.joined.items():
+            inside, lengths = shard.outer // before, [rule.sizes[part] for part in parts]
+            block = rule.sizes[name] // max(inside, 1)
+            alike = len(set(lengths)) == 1 or side == "results"
+            cut = name == whole and inside > 1 or name in parts and inside >= 1 and alike
+            if cut and block > 1 and shard.outer % before == 0 and all(length % block == 0 for length in (rule.sizes[name], *lengths)):
+                return _in_blocks(rule, whole, block)
+        before *= rule.sizes[name]
+    return rule
+
+
+def _in_blocks(rule: Rule, whole: str, block: int) -> Rule:
+    """The rule with a joined index and its parts as so many blocks each, which are not divided, of what may be cut."""
+    every = (whole, *rule.joined[whole])
+    rule = replace(rule, joined={name: parts for name, parts in rule.joined.items() if name != whole})
+    for name in every:
+        sizes = {f"{name}/0": rule.sizes[name] // block, f"{whole}/u": block}
+        rule = taken_apart(rule, name, {part: size for part, size in sizes.items() if size != 1})
+    return replace(rule, fixed=rule.fixed | {f"{name}/0" for name in every})
+
+
 def _split_at(shard: Shard, names: tuple[str, ...], rule: Rule, size: int, ways: int) -> Rule:
     """The rule with the factor that `shard` falls inside, if there is one, split into what is outside the cut, what
     is cut, and the unit. A factor that must be whole anyway stays as it is, and one that the operator itself reduces:
     it knows contiguous parts alone."""
-    before, whole = 1, rule.fixed | rule.collective
+    before, whole = 1, rule.solid | rule.collective
     for name in names:
         after = before * rule.sizes[name]
         # A unit of 1 may be one that was folded away, since the parts are even: then they may end with the factor.

@@ -19,6 +19,10 @@ into `ceil(count / axis size)` long parts; what is missing in the last part is p
 With `order="zigzag"` there are twice as many chunks as ranks, and rank r of n holds the chunks r and 2n-1-r: of a causal
 triangle over the dimension all ranks then have the same area. Zigzag cuts nest as plain ones do: the chunks of the
 inner ranks of an outer rank are together just its two.
+
+With `order="4+1+1"` the dimension is several *pieces* of these relative lengths, one behind the other, and a rank holds
+its part of each: of a fused projection, heads of the queries, of the keys and of the values. Such cuts nest too. They
+divide every piece evenly; pieces of one length are `outer` factors instead, and may be padded (`joined.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from runtime.cuts import chunks_each
 from runtime.mesh import axis_of
 
 
@@ -59,7 +64,8 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part along `dim`, seen as (outer, count, unit) with `count` cut over the axis; `order`: "" or "zigzag"."""
+    """A part along `dim`, seen as (outer, count, unit) with `count` cut over the axis; `order`: "", "zigzag" or the
+    relative lengths of pieces, "4+1+1"."""
 
     dim: int
     outer: int = 1
@@ -77,7 +83,7 @@ class Shard:
 
     def chunks(self, ways: int) -> int:
         """How many chunks `ways` ranks cut the dimension into."""
-        return 2 * ways if self.order == "zigzag" and ways > 1 else ways
+        return ways * chunks_each(self.order, ways)
 
 
 Placement = Replicate | Varying | Partial | Shard
@@ -169,7 +175,7 @@ def parse_placement(text: str) -> Placement:
         return P
     if match := re.fullmatch(r"P\((\w+)\)", text):
         return Partial(match[1])
-    if match := re.fullmatch(r"S\((\d+)(?:, outer=(\d+))?(?:, unit=(\d+))?(?:, (zigzag))?\)", text):
+    if match := re.fullmatch(r"S\((\d+)(?:, outer=(\d+))?(?:, unit=(\d+))?(?:, (zigzag|[\d+]+))?\)", text):
         return Shard(int(match[1]), int(match[2] or 1), int(match[3] or 1), match[4] or "")
     raise ValueError(f"not a placement: {text!r}")
 

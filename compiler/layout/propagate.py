@@ -18,15 +18,17 @@ first); where it depends on parameters, the plan cannot keep the model's meaning
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.ir.graph import Graph, Node, Value, map_values
-from compiler.layout.factors import cut_factors, innermost, refined, shard_for, taken_apart
+from compiler.layout.factors import cut_factors, innermost, pieces_along, refined, shard_for, taken_apart
+from compiler.layout.joined import order_of, pieces_of_part, pieces_of_whole
 from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Replicate, Shard, V, Varying
 from compiler.layout.redistribute import Redistributor
 from compiler.layout.rule import Dims, Method, Rule, rule_of
+from runtime.cuts import piece_lengths
 
 INFINITE = float("inf")
 ASKED_FOR = 1e6
@@ -64,16 +66,22 @@ class Propagation:
 @dataclass(frozen=True)
 class Choice:
     """One axis's decision at one node: `factor` to cut in which `order`, or "pass", or "whole". Operands that lack the
-    factor are cut along the one that is `paired` with it, if there is one."""
+    factor are cut along the one that is `paired` with it, if there is one; of a joined index cut in pieces, its parts are
+    cut each in its pieces."""
 
     kind: str
     factor: str = ""
     order: str = ""
     paired: str = ""
 
-    def along(self, dims: Dims) -> str:
-        """The factor that the choice cuts of a value with these dimensions, if it has one."""
-        return self.paired if self.paired and not has(dims, self.factor) else self.factor
+    def along(self, dims: Dims, rule: Rule) -> tuple[str, str]:
+        """The factor that the choice cuts of a value with these dimensions, if it has one, and the order."""
+        parts = rule.joined.get(self.factor, ())
+        for k, part in enumerate(parts):
+            if has(dims, part):
+                pieces = pieces_of_part(piece_lengths(self.order), [rule.sizes[name] for name in parts], k)
+                return part, order_of(pieces or ())
+        return self.paired if self.paired and not has(dims, self.factor) else self.factor, self.order
 
 
 @dataclass(frozen=True)
@@ -225,6 +233,7 @@ class _Propagator:
                 if name is not None and self.may_cut(name, node, rule, orders[k])
             )
         )
+        candidates += self.in_pieces(axis, rule, operands, chosen)
         candidates = [
             choice
             for choice in candidates
@@ -234,6 +243,29 @@ class _Propagator:
             candidates += [Choice("pass", str(k)) for k in range(len(rule.linear))]
         candidates.append(Choice("whole"))
         return min(candidates, key=lambda choice: self.cost(choice, axis, node, rule, operands, cuts, chosen))
+
+    def in_pieces(
+        self, axis: str, rule: Rule, operands: list[Value], chosen: Mapping[str, Choice]
+    ) -> Iterator[Choice]:
+        """Cuts of a joined index in pieces, where the whole is cut so already, or some of its parts are cut. (Where rows
+        of the batch may not be real, all pieces must have as many.)"""
+        if self.moves.rows and axis in self.data_axes:
+            return
+        for whole, parts in rule.joined.items():
+            sizes = [rule.sizes[part] for part in parts]
+            found = {
+                name: pieces_along(name, value.layout[axis], dims, rule)
+                for value, dims in zip(operands, rule.operands)
+                for name in (whole, *parts)
+                if has(dims, name) and isinstance(value.layout[axis], Shard)
+            }
+            pieces = found.get(whole, ())
+            if not found.keys().isdisjoint(parts):
+                pieces = pieces_of_whole([found.get(part, (1,)) for part in parts], sizes)
+            choice = Choice("cut", whole, order_of(pieces))
+            even = rule.sizes[whole] % (max(sum(pieces), 1) * self.ways(whole, {**chosen, axis: choice}, rule)) == 0
+            if len(pieces) > 1 and even and all(pieces_of_part(pieces, sizes, k) for k in range(len(parts))):
+                yield choice
 
     def method(self, axis: str, rule: Rule, operands: list[Value]) -> Method | None:
         """The method that a strategy asks for on the axis, where its operands are cut as it wants them."""
@@ -274,7 +306,7 @@ class _Propagator:
 
     def may_cut(self, factor: str, node: Node, rule: Rule, order: str = "") -> bool:
         """The gradient of a maximum over ranks is not local: only undifferentiated ones may be made so."""
-        if factor in rule.fixed or (order and factor in rule.collective | rule.picked):
+        if factor in rule.solid or (order and factor in rule.collective | rule.picked):
             return False
         if factor in rule.collective or rule.reduces.get(factor, "sum") == "sum":
             return True
@@ -299,10 +331,9 @@ class _Propagator:
         `cuts` says which factor each operand is cut along now.
         """
         total = 0.0
-        for k, value in enumerate(operands):
+        for k, (value, dims) in enumerate(zip(operands, rule.operands)):
             place = value.layout[axis]
-            stays = isinstance(place, Shard) and cuts.get(k) == choice.factor and place.order == choice.order
-            if choice.kind == "cut" and stays:
+            if choice.kind == "cut" and isinstance(place, Shard) and (cuts.get(k), place.order) == choice.along(dims, rule):
                 if self.gathered_outside(k, axis, rule, operands, chosen):
                     total += 1.0 + self.move_cost(value, axis, V if value.differentiable else R)
                 continue
@@ -351,7 +382,8 @@ class _Propagator:
 
     # -- layouts -------------------------------------------------------------------------------------------------
 
-    def ways(self, factor: str, choices: Mapping[str, Choice]) -> int:
+    def ways(self, factor: str, choices: Mapping[str, Choice], rule: Rule) -> int:
+        factor = next((whole for whole, parts in rule.joined.items() if factor in parts), factor)
         return math.prod(
             self.mesh.size(axis) for axis, c in choices.items() if c.kind == "cut" and factor in (c.factor, c.paired)
         )
@@ -378,9 +410,9 @@ class _Propagator:
             return term if term == P else None
         if k in rule.addends and not any(has(dims, choice.factor) for dims in rule.results if dims is not None):
             return term if term == P else None
-        factor = choice.along(rule.operands[k])
-        ways = self.ways(factor, choices)
-        return shard_for(factor, rule.operands[k], rule, value.shape, ways, choice.order) or whole
+        factor, order = choice.along(rule.operands[k], rule)
+        ways = self.ways(factor, choices, rule)
+        return shard_for(factor, rule.operands[k], rule, value.shape, ways, order) or whole
 
     def operand_layout(self, k: int, rule: Rule, operands: list[Value], choices: Mapping[str, Choice]) -> Layout:
         return Layout((axis, self.operand_place(k, axis, rule, operands, choices) or R) for axis in choices)
@@ -393,7 +425,8 @@ class _Propagator:
             if choice.kind == "pass":
                 places[axis] = P
             elif choice.kind == "cut":
-                shard = shard_for(choice.factor, dims, rule, out.shape, self.ways(choice.factor, choices), choice.order)
+                factor, order = choice.along(dims, rule)
+                shard = shard_for(factor, dims, rule, out.shape, self.ways(factor, choices, rule), order)
                 reduced = R if choice.factor in rule.collective else Partial(rule.reduces.get(choice.factor, "sum"))
                 places[axis] = shard or reduced
             elif out.differentiable and any(isinstance(layout[axis], Varying) for layout in targets):
@@ -406,7 +439,7 @@ class _Propagator:
         """Neutral elements in the padding of what is about to be reduced over it."""
         cut = dict((choice.factor, axis) for axis, choice in choices.items() if choice.kind == "cut")
         for factor, axis in cut.items():
-            if factor in rule.collective | rule.picked or any(has(dims, factor) for dims in rule.results if dims):
+            if factor in rule.joined or factor in rule.collective | rule.picked or any(has(dims, factor) for dims in rule.results if dims):
                 continue
             reduction = rule.reduces.get(factor, "sum")
             holders = [k for k, dims in enumerate(rule.operands) if has(dims, factor)]

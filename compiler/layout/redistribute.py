@@ -296,7 +296,7 @@ class Redistributor:
         if not (rule.cheap or (not value.differentiable and not rule.fallback and self.is_small_work(node))):
             return None
         found = cut_factors(target, rule.results[0] or (), rule, value.shape, self.mesh)
-        if any(found.get(axis, "") is None or found.get(axis) in rule.fixed for axis in changed):
+        if any(found.get(axis, "") is None or found.get(axis) in rule.solid for axis in changed):
             return None
         # Axes that cut one factor cut it together, so also those that did before are spelled anew in the operands.
         together = {axis for axis in found if found[axis] in {found.get(other) for other in changed}}

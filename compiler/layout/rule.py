@@ -7,6 +7,7 @@ propagation derives which cuts an operator can work under:
 - a factor in the results may be cut: each rank computes its part;
 - a factor that is only in operands is *reduced*: cutting it turns the results into partial terms;
 - a factor that is `fixed` (the dimension of a sort, …) must be whole on every rank;
+- one that is several others `joined`, one behind the other, may be cut in pieces, its parts (compiler/layout/joined.py);
 - an operand without the factor is used whole, in work that differs from rank to rank.
 
 `linear` names the groups of operands in which the operator is linear: if all operands of one group are partial sums
@@ -63,6 +64,7 @@ class Rule:
     sizes: Mapping[str, int]
     reduces: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     linear: tuple[frozenset[int], ...] = ()
     addends: frozenset[int] = frozenset()
     collective: frozenset[str] = frozenset()
@@ -73,6 +75,11 @@ class Rule:
     localize: Localize | None = None
     cheap: bool = False
     fallback: bool = False
+
+    @property
+    def solid(self) -> frozenset[str]:
+        """The factors that no cut may fall on by itself."""
+        return self.fixed | self.joined.keys() | {part for parts in self.joined.values() for part in parts}
 
 
 Builder = Callable[[Node], Rule]

@@ -40,7 +40,15 @@ def coordinates(mesh: Mesh) -> list[dict[str, int]]:
 
 def chunks(index: int, ways: int, order: str) -> list[int]:
     """The chunks that rank `index` of `ways` holds."""
-    return [index, 2 * ways - 1 - index] if order == "zigzag" and ways > 1 else [index]
+    if not order or ways == 1:
+        return [index]
+    if order == "zigzag":
+        return [index, 2 * ways - 1 - index]
+    found, before = [], 0
+    for length in map(int, order.split("+")):  # a piece is so many chunks for each rank
+        found += range(before + index * length, before + (index + 1) * length)
+        before += ways * length
+    return found
 
 
 def held(shape: Sequence[int], layout: Layout, mesh: Mesh, at: Mapping[str, int]) -> list[Tensor]:

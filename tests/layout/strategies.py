@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from compiler.ir.graph import Value
+from compiler.layout.joined import in_pieces
 from compiler.layout.placement import Layout, Mesh, P, Placement, R, Shard, V, normal
-
 
 
 def bounded(examples: int) -> settings:
@@ -47,11 +47,22 @@ def factorizations(draw: st.DrawFn, size: int) -> list[int]:
 
 
 @st.composite
+def compositions(draw: st.DrawFn, count: int, ways: int) -> tuple[int, ...]:
+    """One to three pieces of `count`, each of which divides among so many ranks; one alone where none do."""
+    each = count // ways
+    if count % ways or each < 2:
+        return (count,)
+    edges = sorted({0, each, *draw(st.lists(st.integers(1, each - 1), max_size=2))})
+    return tuple(ways * (b - a) for a, b in zip(edges, edges[1:]))
+
+
+@st.composite
 def layouts(draw: st.DrawFn, value: Value, mesh: Mesh) -> Layout:
     """Cuts of any dimension at any factor, several axes at one factor too; `V` and `P` for what can be learnt."""
     dims = [factorizations(draw, size) for size in value.shape]
     places = [(dim, k) for dim, factors in enumerate(dims) for k, size in enumerate(factors) if size > 1]
-    orders = {place: "zigzag" if draw(st.integers(0, 3)) == 0 else "" for place in places}
+    orders = {place: draw(st.sampled_from(("", "", "zigzag", "pieces"))) for place in places}
+    chosen: dict[tuple[int, int], tuple[int, ...]] = {}
     picked: dict[str, tuple[int, int] | Placement] = {}
     for axis in mesh.names:
         whole: Sequence[Placement] = (R, V, P) if value.differentiable else (R,)
@@ -63,6 +74,11 @@ def layouts(draw: st.DrawFn, value: Value, mesh: Mesh) -> Layout:
             dim, k = place
             ways = math.prod(mesh.size(other) for other, at in picked.items() if at == place)
             outer, unit = math.prod(dims[dim][:k]), math.prod(dims[dim][k + 1 :])
-            place = normal(Shard(dim, outer, unit, orders[dim, k]), value.shape[dim], ways)
+            if orders[dim, k] == "pieces":
+                if (dim, k) not in chosen:
+                    chosen[dim, k] = draw(compositions(dims[dim][k], ways))
+                place = normal(in_pieces(Shard(dim, outer, unit), chosen[dim, k]), value.shape[dim], ways)
+            else:
+                place = normal(Shard(dim, outer, unit, orders[dim, k]), value.shape[dim], ways)
         found[axis] = place
     return Layout(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,28 +169,37 @@ def along(node: Node, dims: int | Iterable[int] | None, **options: Any) -> Rule:
     return Rule(operands, results, sizes, fixed=fixed, **options)
 
 
-def blocks(node: Node, text: str, dim: int, count: int, **options: Any) -> Rule:
-    """`text` is written for one dimension `dim`, `c` being the `count` equal blocks that it is made of."""
-    rank = max(len(value.shape) for value in (*node.inputs, *(out for out in node.outputs if out is not None)))
-    around = [" ".join(f"d{k}" for k in where) for where in (range(dim), range(dim + 1, rank))]
-    left, right = text.split("->")
-    sides = [", ".join(f"{around[0]} {part} {around[1]}" for part in side.split(",")) for side in (left, right)]
-    options["fixed"] = frozenset({"c"}) | options.get("fixed", frozenset())
-    return einsum(node, " -> ".join(sides), {"c": count}, **options)
+def joined(
+    node: Node, dim: int, lengths: Sequence[int], operands: Sequence[str], results: Sequence[str], **options: Any
+) -> Rule:
+    """Dimension `dim` of operands and results is `c` or one of its parts `c0`, `c1`, … of these lengths, which are one
+    behind the other. See `compiler/layout/joined.py`."""
+    rank = len(node.inputs[0].shape)
+    before, after = (" ".join(f"d{k}" for k in where) for where in (range(dim), range(dim + 1, rank)))
+    text = " -> ".join(", ".join(f"{before} {name} {after}" for name in names) for names in (operands, results))
+    parts = {f"c{k}": length for k, length in enumerate(lengths)}
+    return einsum(node, text, {"c": sum(lengths), **parts}, joined={"c": tuple(parts)}, **options)
+
+
+def scaled(value: Value, dim: int, local: tuple[int, ...], position: int) -> int:
+    """Where a border between parts of a joined dimension is in the local one: all parts shrink alike."""
+    return position * local[dim] // value.shape[dim] if value.shape[dim] else 0
 
 
 @rule("aten.slice.Tensor")
 def slice_(node: Node) -> Rule:
-    """All, one of several equal blocks (a chunk: what stands inside the block may be cut), or any other part."""
+    """All, or one of up to three parts: what is before, the slice, what is behind."""
     value, given, out = node.inputs[0], arguments(node), only(node)
     dim = given["dim"] % len(value.shape)
     size, length = value.shape[dim], out.shape[dim]
     if length == size:
         return einsum(node, "... -> ...", linear=FIRST, cheap=True, localize=whole_slice)
+    if given["step"] != 1 or not length:
+        return along(node, dim, linear=FIRST, cheap=True)
     start = _start(given["start"], size)
-    if given["step"] == 1 and length and size % length == 0 and start % length == 0:
-        return blocks(node, "(c i) -> i", dim, size // length, linear=FIRST, cheap=True, localize=local_block)
-    return along(node, dim, linear=FIRST, cheap=True)
+    lengths = [part for part in (start, length, size - start - length) if part]
+    mine = f"c{1 if start else 0}"
+    return joined(node, dim, lengths, ["c"], [mine], linear=FIRST, cheap=True, localize=local_slice)
 
 
 def _start(start: int | None, size: int) -> int:
@@ -202,28 +211,39 @@ def whole_slice(node: Node, shapes: LocalShapes) -> tuple[str, tuple[Any, ...], 
     return "aten.alias.default", (node.args[0],), {}
 
 
-def local_block(node: Node, shapes: LocalShapes) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """The same block of the local operand."""
-    value, given, out = node.inputs[0], arguments(node), only(node)
+def local_slice(node: Node, shapes: LocalShapes) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """The same part of the local operand."""
+    value, given = node.inputs[0], arguments(node)
     dim = given["dim"] % len(value.shape)
-    index, length = _start(given["start"], value.shape[dim]) // out.shape[dim], shapes(out)[dim]
-    return node.op, (node.args[0], dim, index * length, (index + 1) * length), {}
+    start = scaled(value, dim, shapes(value), _start(given["start"], value.shape[dim]))
+    return node.op, (node.args[0], dim, start, start + shapes(only(node))[dim]), {}
 
 
 @rule("aten.split.Tensor", "aten.chunk.default", "aten.split_with_sizes.default", "aten.split.sizes")
 def split(node: Node) -> Rule:
-    dim = arguments(node)["dim"] % len(node.inputs[0].shape)
-    lengths = {out.shape[dim] for out in node.outputs if out is not None}
-    if len(lengths) == 1 and node.inputs[0].shape[dim] == len(node.outputs) * max(lengths):
-        text = "(c i) -> " + ", ".join(["i"] * len(node.outputs))
-        return blocks(node, text, dim, len(node.outputs), linear=FIRST, localize=local_split)
-    return along(node, dim, linear=FIRST)
+    dim, lengths = arguments(node)["dim"] % len(node.inputs[0].shape), split_lengths(node)
+    if not all(lengths):
+        return along(node, dim, linear=FIRST)
+    parts = [f"c{k}" for k in range(len(lengths))]
+    return joined(node, dim, lengths, ["c"], parts, linear=FIRST, localize=local_split)
+
+
+def split_lengths(node: Node) -> list[int]:
+    """The lengths of the parts."""
+    given = arguments(node)
+    size = node.inputs[0].shape[given["dim"]]
+    each = given.get("split_sizes", given.get("split_size"))
+    if each is None:
+        each = max(math.ceil(size / given["chunks"]), 1)
+    return [min(each, size - at) for at in range(0, size, each)] if isinstance(each, int) else list(each)
 
 
 def local_split(node: Node, shapes: LocalShapes) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     """Into as many parts as globally."""
-    dim = arguments(node)["dim"] % len(node.inputs[0].shape)
-    return "aten.chunk.default", (node.args[0], len(node.outputs), dim), {}
+    value = node.inputs[0]
+    dim = arguments(node)["dim"] % len(value.shape)
+    lengths = [scaled(value, dim, shapes(value), length) for length in split_lengths(node)]
+    return "aten.split_with_sizes.default", (node.args[0], lengths, dim), {}
 
 
 @rule("aten.select.int")
@@ -247,15 +267,14 @@ def without(node: Node, dim: int, **options: Any) -> Rule:
 
 @rule("aten.cat.default")
 def cat(node: Node) -> Rule:
-    """Of parts of the same length the result is so many blocks, and what stands inside the block may be cut."""
     together = linear_in(node, ("tensors",))
     if len({len(value.shape) for value in node.inputs}) > 1:
         return whole(node)  # an old form: empty vectors among the tensors are left out
     dim = arguments(node)["dim"] % len(node.inputs[0].shape)
-    if len({value.shape[dim] for value in node.inputs}) == 1:
-        text = ", ".join(["i"] * len(node.inputs)) + " -> (c i)"
-        return blocks(node, text, dim, len(node.inputs), linear=together)
-    return along(node, dim, linear=together)
+    lengths = [value.shape[dim] for value in node.inputs]
+    if not all(lengths):
+        return along(node, dim, linear=together)
+    return joined(node, dim, lengths, [f"c{k}" for k in range(len(lengths))], ["c"], linear=together)
 
 
 @rule("aten.stack.default")
