@@ -52,8 +52,7 @@ class RankState:
     def local_shape(self, spec: Parameter) -> tuple[int, ...]:
         shape = list(spec.shape)
         for cut in parse_cuts(spec.cuts):
-            _, length = cut.part(self.sizes, self.coords)
-            shape[cut.dim] = shape[cut.dim] * length // cut.count
+            shape[cut.dim] = shape[cut.dim] * cut.length(cut.ways(self.sizes)) // cut.count
         return tuple(shape)
 
     def fill(self, full: Mapping[str, Tensor]) -> None:

@@ -47,16 +47,18 @@ def uses(weight: Value, users: Users) -> Iterator[Use]:
         for node in users.get(value, ()):
             rule = rule_of(node)
             k = next(k for k, operand in enumerate(node.inputs) if operand is value)
-            out = node.outputs[0]
-            if rule.cheap and len(node.inputs) == 1 and out is not None and rule.results[0] is not None:
-                reached.append((out, moved(dims, rule.operands[k], rule.results[0])))
+            if (rule.cheap or rule.joined) and len(node.inputs) == 1:
+                for out, after in zip(node.outputs, rule.results):
+                    if out is not None and after is not None:
+                        reached.append((out, moved(dims, rule, rule.operands[k], after)))
             elif k not in rule.shape_only:
                 yield Use(node, k, dims)
 
 
-def moved(dims: Sequence[int | None], before: Dims, after: Dims) -> tuple[int | None, ...]:
-    """Which dimension each dimension of a result is, given those of the operand."""
+def moved(dims: Sequence[int | None], rule: Rule, before: Dims, after: Dims) -> tuple[int | None, ...]:
+    """Which dimension each dimension of a result is, or is a part of, given those of the operand."""
     at = {names: dim for names, dim in zip(before, dims) if names}
+    at |= {(part,): at[whole,] for whole, parts in rule.joined.items() if (whole,) in at for part in parts}
     return tuple(at.get(names) for names in after)
 
 
@@ -74,7 +76,7 @@ def _factors(use: Use) -> Iterator[tuple[str, int]]:
     rule = rule_of(use.node)
     for names, dim in zip(rule.operands[use.k], use.dims):
         for name in names:
-            if dim is not None and name not in rule.fixed and rule.sizes[name] > 1:
+            if dim is not None and name not in rule.solid and rule.sizes[name] > 1:
                 yield name, dim
 
 

@@ -9,17 +9,28 @@ import pytest
 from compiler.ir.text import parse_graph
 from compiler.layout.placement import Mesh
 from compiler.tensor.divide import Division, products
-from compiler.tensor.indices import Index, follow, leaves, unify
+from compiler.tensor.indices import Index, Indices, by_parts, follow, leaves, unify
+
+
+def found_indices(text: str, **seeds: int) -> dict[str, Indices]:
+    """For each parameter the indices of its dimensions; `seeds` are dimensions by parameter name."""
+    graph = parse_graph(textwrap.dedent(text))
+    known = follow(graph, {value: (seeds[value.name],) for value in graph.inputs if value.name in seeds})
+    return {value.name: known[value] for value in graph.inputs if value in known}
 
 
 def indices(text: str, **seeds: int) -> dict[str, list[list[tuple[int, bool]]]]:
-    """For each parameter and dimension, the (size, whole) of its indices; `seeds` are dimensions by parameter name."""
-    graph = parse_graph(textwrap.dedent(text))
-    known = follow(graph, {value: (seeds[value.name],) for value in graph.inputs if value.name in seeds})
+    """For each parameter and dimension, the (size, whole) of its indices."""
+    found = found_indices(text, **seeds)
+    return {name: [[(leaf.size, leaf.whole) for leaf in leaves(dim)] for dim in dims] for name, dims in found.items()}
+
+
+def parts(text: str, **seeds: int) -> dict[str, list[list[tuple[int, bool]]]]:
+    """For each of the seeds and each part of its dimension, the (size, free) of its indices."""
+    found = found_indices(text, **seeds)
     return {
-        value.name: [[(leaf.size, leaf.whole) for leaf in leaves(dim)] for dim in known[value]]
-        for value in graph.inputs
-        if value in known
+        name: [[(leaf.size, leaf.is_free) for leaf in part] for part in by_parts(leaves(found[name][dim]))]
+        for name, dim in seeds.items()
     }
 
 
@@ -52,7 +63,7 @@ def test_attention_takes_a_projection_apart() -> None:
 
 
 def test_a_fused_projection_is_cut_inside_its_thirds() -> None:
-    found = indices(
+    found = parts(
         """
         graph fused {
           input %x : float32[2, 8, 16]  # kind=slot differentiable
@@ -64,7 +75,60 @@ def test_a_fused_projection_is_cut_inside_its_thirds() -> None:
         """,
         w=0,
     )
-    assert found["w"][0] == [(3, True), (16, False)]
+    assert found["w"] == [[(16, True)]] * 3
+
+
+FUSED = """
+graph fused {
+  input %x : float32[2, 8, 32]  # kind=slot differentiable
+  input %w : float32[48, 32]  # kind=param differentiable
+  %z : float32[2, 8, 48] = aten.linear.default(%x, %w)
+  SPLIT
+  %qt : float32[2, 8, 8, 4] = aten.transpose.int(%q4, 1, 2)
+  %kt : float32[2, 2, 8, 4] = aten.transpose.int(%k4, 1, 2)
+  %vt : float32[2, 2, 8, 4] = aten.transpose.int(%v4, 1, 2)
+  %a : float32[2, 8, 8, 4] = planc.attention(%qt, %kt, %vt, None, True, 0.5, 0.0, None)
+  output out = %a
+}
+"""
+SPLITS = {
+    "slices, then heads": """\
+  %q : float32[2, 8, 32] = aten.slice.Tensor(%z, 2, 0, 32)
+  %k : float32[2, 8, 8] = aten.slice.Tensor(%z, 2, 32, 40)
+  %v : float32[2, 8, 8] = aten.slice.Tensor(%z, 2, 40, 48)
+  %q4 : float32[2, 8, 8, 4] = aten.view.default(%q, [2, 8, 8, 4])
+  %k4 : float32[2, 8, 2, 4] = aten.view.default(%k, [2, 8, 2, 4])
+  %v4 : float32[2, 8, 2, 4] = aten.view.default(%v, [2, 8, 2, 4])""",
+    "heads, then a split": """\
+  %z4 : float32[2, 8, 12, 4] = aten.view.default(%z, [2, 8, 12, 4])
+  %q4 : float32[2, 8, 8, 4], %k4 : float32[2, 8, 2, 4], %v4 : float32[2, 8, 2, 4] = aten.split_with_sizes.default(%z4, [8, 2, 2], 2)""",
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_fused_projection_has_parts(split: str) -> None:
+    found = parts(FUSED.replace("  SPLIT", SPLITS[split]), w=0)
+    key = [(2, True), (4, False)]
+    assert found["w"] == [[(2, True), (4, True), (4, False)], key, key], "key heads, groups, width"
+
+
+def test_parts_that_do_not_align_with_a_view_are_whole() -> None:
+    """A split between heads, and a reading of the same as heads of another width."""
+    found = parts(
+        """
+        graph fused {
+          input %x : float32[2, 16]  # kind=slot differentiable
+          input %w : float32[12, 16]  # kind=param differentiable
+          %z : float32[2, 12] = aten.linear.default(%x, %w)
+          %a : float32[2, 3] = aten.slice.Tensor(%z, 1, 0, 3)
+          %b : float32[2, 6, 2] = aten.view.default(%z, [2, 6, 2])
+          output a = %a
+          output b = %b
+        }
+        """,
+        w=0,
+    )
+    assert found["w"] == [[(6, False), (2, False)]]
 
 
 def test_what_a_norm_reads_is_whole() -> None:
