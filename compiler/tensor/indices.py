@@ -174,7 +174,7 @@ def follow(graph: Graph, seeds: Mapping[Value, Collection[int]]) -> dict[Value, 
     weights = {value for value in graph.inputs if value.kind == "param"}
     for node in graph.nodes:
         rule = rule_of(node)
-        if (rule.cheap or rule.joined) and node.inputs and all(value in weights for value in node.inputs):
+        if rule.cheap and node.inputs and all(value in weights for value in node.inputs):
             weights.update(out for out in node.outputs if out is not None)
         if any(value in known for value in node.inputs):
             _visit(node, rule, known, weights)

@@ -4,12 +4,12 @@
 
 The weights of a piece calculate with one value (queries, keys and values; gate and up), so what is best for them is
 best decided together; and between pieces only the layouts of few values matter. Pieces that are equal, as those of
-repeated layers are, have equal keys.
+repeated layers are, have equal keys. A view of a weight stands where it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from compiler.ir.graph import Graph, Node, Value
@@ -39,14 +39,33 @@ def pieces(graph: Graph, weights: Collection[Value], users: Users) -> list[Piece
     met = _met(weights, users)
     found = [Piece()]
     roots: frozenset[Value] | None = None
+    derived, waiting = set(weights), {}
     for node in graph.nodes:
+        if rule_of(node).cheap and node.inputs and derived.issuperset(node.inputs):  # goes with what calculates with it
+            made = [out for out in node.outputs if out is not None]
+            derived.update(made)
+            waiting.update(dict.fromkeys(made, node))
+            continue
         values = met.get(node)
         if values is not None and values != roots:
             if roots is not None:
                 found.append(Piece())
             roots = values
-        found[-1].nodes.append(node)
+        found[-1].nodes += [*_taken(node.inputs, waiting), node]
+    found[-1].nodes += _taken(list(waiting), waiting)
     _connect(graph, found)
+    return found
+
+
+def _taken(values: Iterable[Value], waiting: dict[Value, Node]) -> list[Node]:
+    """The nodes that are waited for to make the values, in order; none of them waits any longer."""
+    found: list[Node] = []
+    for value in values:
+        node = waiting.get(value)
+        if node is not None:
+            for out in node.outputs:
+                waiting.pop(out, None)
+            found += [*_taken(node.inputs, waiting), node]
     return found
 
 

@@ -47,7 +47,7 @@ def uses(weight: Value, users: Users) -> Iterator[Use]:
         for node in users.get(value, ()):
             rule = rule_of(node)
             k = next(k for k, operand in enumerate(node.inputs) if operand is value)
-            if (rule.cheap or rule.joined) and len(node.inputs) == 1:
+            if rule.cheap and len(node.inputs) == 1:
                 for out, after in zip(node.outputs, rule.results):
                     if out is not None and after is not None:
                         reached.append((out, moved(dims, rule, rule.operands[k], after)))

@@ -225,7 +225,7 @@ def split(node: Node) -> Rule:
     if not all(lengths):
         return along(node, dim, linear=FIRST)
     parts = [f"c{k}" for k in range(len(lengths))]
-    return joined(node, dim, lengths, ["c"], parts, linear=FIRST, localize=local_split)
+    return joined(node, dim, lengths, ["c"], parts, linear=FIRST, cheap=True, localize=local_split)
 
 
 def split_lengths(node: Node) -> list[int]:
