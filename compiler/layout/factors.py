@@ -42,6 +42,26 @@ def shard_for(
     return None
 
 
+def nested_cuts(layout: Layout, dims: Dims, rule: Rule, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    """The same parts, with axes that cut one factor evenly where the rule has two, as cuts of each: over `a=2, b=4` the
+    heads (2 4) may be `S(0)` over both, or over `a`, and `S(0, outer=2)` over `b`."""
+    for place in dict.fromkeys(place for place in layout.values() if isinstance(place, Shard)):
+        axes = shard_axes(layout, place, mesh)
+        ways, before, left = math.prod(mesh.size(axis) for axis in axes), 1, list(axes)
+        even = place.unit == 1 and not place.order and shape[place.dim] % (place.outer * ways) == 0
+        if not even or len(axes) == 1 or factor_at(place, dims, rule, shape, ways) is not None:
+            continue
+        for name in dims[place.dim]:
+            inside = 1
+            while left and before == place.outer and inside * mesh.size(left[0]) <= rule.sizes[name]:
+                inside *= mesh.size(left.pop(0))
+            if left and 1 < inside == rule.sizes[name]:
+                inner = Shard(place.dim, place.outer * inside)
+                return nested_cuts(Layout({**layout, **dict.fromkeys(left, inner)}), dims, rule, shape, mesh)
+            before *= rule.sizes[name]
+    return layout
+
+
 def pieces_along(factor: str, shard: Shard, dims: Dims, rule: Rule) -> Pieces:
     """The pieces in which `shard` cuts a factor of a value with these dimensions; () if it does not, or with a unit."""
     names, pieces = dims[shard.dim], pieces_in(shard.order)

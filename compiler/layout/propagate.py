@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.ir.graph import Graph, Node, Value, map_values
-from compiler.layout.factors import cut_factors, innermost, pieces_along, refined, shard_for, taken_apart
+from compiler.layout.factors import cut_factors, innermost, nested_cuts, pieces_along, refined, shard_for, taken_apart
 from compiler.layout.joined import order_of, pieces_of_part, pieces_of_whole
 from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Replicate, Shard, V, Varying
 from compiler.layout.redistribute import Redistributor
@@ -142,6 +142,7 @@ class _Propagator:
         self.env: dict[Value, Value] = {}
         self.fallbacks: list[Node] = []
         self.decisions: dict[Any, Decision] = {}
+        self.spellings: dict[Any, list[Layout]] = {}
         self.to_hoist: set[Value] = set()
         # The axes that cut the data: there all weights are `V`, and it is the data that divides the work.
         self.data_axes = {time_axis} | {
@@ -172,7 +173,7 @@ class _Propagator:
         return Propagation(self.graph, self.env, self.fallbacks, self.moves.made)
 
     def visit(self, node: Node) -> None:
-        operands = [self.env[value] for value in node.inputs]
+        operands = self.spelled(node, [self.env[value] for value in node.inputs])
         decision = self.decide(node, operands)
         if decision.rule.fallback:
             self.fallbacks.append(node)
@@ -182,6 +183,19 @@ class _Propagator:
         self.emit(node, moved, decision.results)
         if decision.back:
             self.bring_back(node, decision)
+
+    def spelled(self, node: Node, operands: list[Value]) -> list[Value]:
+        """The operands, with cuts that several axes make together as the rule can follow them."""
+        general = rule_of(node)
+        layouts = tuple(value.layout or Layout() for value in operands)
+        found = self.spellings.get((id(general), layouts))
+        if found is None:
+            rule = refined(general, operands, layouts, self.mesh)
+            found = self.spellings[id(general), layouts] = [
+                nested_cuts(layout, dims, rule, value.shape, self.mesh)
+                for layout, dims, value in zip(layouts, rule.operands, operands)
+            ]
+        return [self.moves.respelled(value, layout, node.origin) for value, layout in zip(operands, found)]
 
     def decide(self, node: Node, operands: list[Value]) -> Decision:
         """The decision for a call; calls of one rule on operands with the same layouts are decided once."""

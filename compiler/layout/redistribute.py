@@ -279,6 +279,11 @@ class Redistributor:
             self.made.setdefault(value, []).append(layout)
         return self.cache[key]
 
+    def respelled(self, value: Value, layout: Layout, origin: Origin) -> Value:
+        """`value` with another spelling of its layout: its parts stay as they are."""
+        places = {axis: place for axis, place in layout.items() if value.layout[axis] != place}
+        return self.step("planc.alias", value, places, (), origin) if places else value
+
     # -- pulling a cut through a cheap producer ----------------------------------------------------------------------
 
     def pulled(self, value: Value, target: Layout, origin: Origin) -> Value | None:

@@ -108,10 +108,11 @@ def leaves(indices: Iterable[Index]) -> list[Index]:
 
 def by_parts(indices: Sequence[Index]) -> list[list[Index]]:
     """The indices of each part of a dimension with these, which has but one if the outermost has no parts to cut."""
-    if not indices or not indices[0].parts or indices[0].whole:
+    if not indices or not indices[0].parts:
         return [list(indices)]
     first, *rest = indices
-    return [part for each in first.parts for part in by_parts([*each.leaves(), *rest])]
+    found = [part for each in first.parts for part in by_parts([*each.leaves(), *rest])]
+    return found if any(index.is_free for part in found for index in part) else [list(indices)]
 
 
 def unify(left: Iterable[Index], right: Iterable[Index]) -> None:

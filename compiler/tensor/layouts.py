@@ -47,12 +47,12 @@ def divided(graph: Graph, mesh: Mesh, axes: Sequence[str], dims: Mapping[Value, 
 def index_layout(
     value: Value, dim: int, parts: Sequence[Sequence[Index]], division: Division, mesh: Mesh, axes: Sequence[str]
 ) -> Layout | None:
-    """Each index cut over its axes. Over those that cut none of a parameter's, it is used in work that differs. Parts
-    that are not alike are cut each along its outermost index; None if they cannot be."""
+    """Each index cut over its axes. Over those that cut none of a parameter's, it is used in work that differs. None if
+    there are parts that are not alike, and no cut of all of them is what their indices ask for."""
+    cuts = [[(index.size, division.cut_by(index, mesh)) for index in part] for part in parts]
+    if any(each != cuts[0] for each in cuts):
+        return piecewise(dim, parts, division, mesh, axes)
     places: dict[str, Placement] = {axis: V if value.differentiable else R for axis in axes}
-    alike = [[(index.size, division.cut_by(index, mesh)) for index in part] for part in parts]
-    if any(each != alike[0] for each in alike):
-        return Layout(places | cut) if (cut := piecewise(dim, parts, division, mesh)) else None
     outer = len(parts)
     for index in parts[0]:
         unit = value.shape[dim] // (outer * index.size)
@@ -64,14 +64,26 @@ def index_layout(
 
 
 def piecewise(
-    dim: int, parts: Sequence[Sequence[Index]], division: Division, mesh: Mesh
-) -> Mapping[str, Placement]:
-    """A cut of each part, over the axes that cut the outermost index of all that can be divided. One that cannot (what
-    all heads share) is cut to be stored, and gathered behind the layer. Each must divide evenly."""
-    over = [division.cut_by(part[0], mesh) for part in parts if any(index.is_free for index in part)]
-    shared = tuple(axis for axis in over[0] if all(axis in each for each in over)) if over else ()
-    ways = math.prod(mesh.size(axis) for axis in shared)
+    dim: int, parts: Sequence[Sequence[Index]], division: Division, mesh: Mesh, axes: Sequence[str]
+) -> Layout | None:
+    """Each part cut over all of the axes, evenly. Where they cut its indices, that is the same; an axis that cuts none
+    (as sub-axes over which key/value heads are not divided, or all where all heads share a part) stores a part of it,
+    and the part alone is gathered behind the layer."""
+    ways = math.prod(mesh.size(axis) for axis in axes)
     lengths = [math.prod(index.size for index in part) for part in parts]
-    units = [part[0].size if division.cut_by(part[0], mesh) else length for part, length in zip(parts, lengths)]
-    even = all(unit % ways == 0 for unit in units)
-    return dict.fromkeys(shared, in_pieces(Shard(dim), lengths)) if even else {}
+    if any(length % ways for length in lengths) or not all(nested(part, division, mesh, axes) for part in parts):
+        return None
+    return Layout(dict.fromkeys(axes, in_pieces(Shard(dim), lengths)))
+
+
+def nested(part: Sequence[Index], division: Division, mesh: Mesh, axes: Sequence[str]) -> bool:
+    """Whether to cut each index over its axes is to cut the part over all of these axes, but for those that cut none of
+    its indices: outer axes have cut an index into its single values where the next one is cut."""
+    left, single = tuple(axes), True
+    for index in part:
+        over = division.cut_by(index, mesh)
+        ways = math.prod(mesh.size(axis) for axis in over)
+        if over and not (single and left[: len(over)] == over and index.size % ways == 0):
+            return False
+        left, single = left[len(over) :], single and index.size == ways
+    return True

@@ -86,22 +86,25 @@ def test_channels_that_divide_are_summed_once() -> None:
     assert sum((collectives(code.forward) for code in codes), start=collectives([])) == {"all_reduce": 1}
 
 
-def test_fused_projections_are_cut_inside_their_parts() -> None:
-    """Equal thirds, and heads of (q k v) each, need no gather; of parts that differ in size the result is gathered."""
-    plan = """
+@pytest.mark.parametrize("tp", [2, 4])
+def test_fused_projections_are_cut_inside_their_parts(tp: int) -> None:
+    """Equal thirds, parts that differ in size, and heads of (q k v) each: nothing is gathered. Where there are two heads
+    of keys for four ranks, keys and values alone are exchanged."""
+    plan = f"""
 model "tests.cases.c16_fused_qkv:build"
 batch = 4
 input tokens : int64[batch, 6]
 input labels : int64[batch, 6]
-mesh tp=4
-tensor over tp {
+mesh tp={tp}
+tensor over tp {{
     style  = manual
     column "layers.*.fused"
     row    "layers.*.o"
-}
+}}
 """
     kinds = compile(loads(plan, "fused.plan")).linked.kinds.values()
     found = {kind.calls[0]: (collectives(kind.recorded.forward), collectives(kind.recorded.backward)) for kind in kinds}
-    megatron, gathered = {"all_reduce": 1}, {"all_reduce": 1, "all_gather": 1}
+    megatron = {"all_reduce": 1}
     assert found["layers.0"] == found["layers.2"] == (megatron, megatron)
-    assert found["layers.1"] == (gathered, gathered)
+    shared = megatron if tp == 2 else {"all_reduce": 1, "all_to_all": 2}
+    assert found["layers.1"] == (shared, shared)
