@@ -73,7 +73,10 @@ class Cut:
 
     def chunk(self, ways: int) -> int:
         """The length of a chunk in units."""
-        return math.ceil(self.count / (ways * self.each(ways)))
+        chunks = ways * self.each(ways)
+        if "+" in self.order and self.count % chunks:
+            raise ValueError(f"the pieces of {self} do not divide among {ways} ranks")
+        return math.ceil(self.count / chunks)
 
     def length(self, ways: int) -> int:
         """The length of a part in units."""

@@ -18,6 +18,7 @@ them is indices of its own:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -106,13 +107,19 @@ def leaves(indices: Iterable[Index]) -> list[Index]:
     return [leaf for index in indices for leaf in index.leaves()]
 
 
-def by_parts(indices: Sequence[Index]) -> list[list[Index]]:
-    """The indices of each part of a dimension with these, which has but one if the outermost has no parts to cut."""
+def by_parts(indices: Sequence[Index], ways: int = 1) -> list[list[Index]]:
+    """The indices of each part of a dimension with these, which has but one if the outermost has no parts. Those of which
+    none can be cut are one where they do not divide in so many ways."""
     if not indices or not indices[0].parts:
         return [list(indices)]
     first, *rest = indices
-    found = [part for each in first.parts for part in by_parts([*each.leaves(), *rest])]
-    return found if any(index.is_free for part in found for index in part) else [list(indices)]
+    found = [part for each in first.parts for part in by_parts([*each.leaves(), *rest], ways)]
+    free = any(index.is_free for part in found for index in part)
+    return found if free or all(length(part) % ways == 0 for part in found) else [list(indices)]
+
+
+def length(indices: Iterable[Index]) -> int:
+    return math.prod(index.size for index in indices)
 
 
 def unify(left: Iterable[Index], right: Iterable[Index]) -> None:

@@ -10,7 +10,7 @@ from compiler.ir.graph import Graph, Value
 from compiler.layout.joined import in_pieces
 from compiler.layout.placement import Layout, Mesh, Placement, R, Shard, V, normal
 from compiler.tensor.divide import Division
-from compiler.tensor.indices import Index, by_parts, follow, leaves
+from compiler.tensor.indices import Index, by_parts, follow, leaves, length
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ def divided(graph: Graph, mesh: Mesh, axes: Sequence[str], dims: Mapping[Value, 
     """Divide these dimensions over the axes, each by the indices that it is made of."""
     known = follow(graph, dims)
     pairs = [(value, dim) for value, those in dims.items() for dim in those]
-    parts = {(value, dim): by_parts(leaves(known[value][dim])) for value, dim in pairs}
+    ways = math.prod(mesh.size(axis) for axis in axes)
+    parts = {(value, dim): by_parts(leaves(known[value][dim]), ways) for value, dim in pairs}
     runs = {pair: [[index for index in part if index.is_free] for part in parts[pair]] for pair in pairs}
     division = Division(mesh, axes)
     for run in sorted((run for each in runs.values() for run in each), key=len, reverse=True):
@@ -70,8 +71,8 @@ def piecewise(
     (as sub-axes over which key/value heads are not divided, or all where all heads share a part) stores a part of it,
     and the part alone is gathered behind the layer."""
     ways = math.prod(mesh.size(axis) for axis in axes)
-    lengths = [math.prod(index.size for index in part) for part in parts]
-    if any(length % ways for length in lengths) or not all(nested(part, division, mesh, axes) for part in parts):
+    lengths = [length(part) for part in parts]
+    if any(each % ways for each in lengths) or not all(nested(part, division, mesh, axes) for part in parts):
         return None
     return Layout(dict.fromkeys(axes, in_pieces(Shard(dim), lengths)))
 

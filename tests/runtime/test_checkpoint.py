@@ -69,8 +69,11 @@ def test_pieces_of_all_ranks_tile_the_tensor(seed):
     for dim in range(rng.randint(1, 3)):
         outer, count, unit = rng.randint(1, 3), rng.randint(1, 7), rng.randint(1, 3)
         own = tuple(axes.pop() for _ in range(rng.randint(0, len(axes))))
+        order = rng.choice(["", "", "zigzag", "2+1", "3+1+2"])
+        if own and "+" in order:  # pieces divide evenly
+            count *= sum(map(int, order.split("+"))) * math.prod(sizes[axis] for axis in own)
         if own:
-            cuts.append(Cut(dim, own, outer, count, unit))
+            cuts.append(Cut(dim, own, outer, count, unit, order))
         shape.append(outer * count * unit)
     whole = torch.arange(math.prod(shape)).view(shape)
     times = torch.zeros_like(whole)
