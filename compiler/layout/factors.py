@@ -106,12 +106,14 @@ def _blocks_at(shard: Shard, names: tuple[str, ...], rule: Rule, side: str) -> R
     of whole blocks. Operands that are parts of different lengths are each cut by themselves."""
     before = 1
     for name in names:
+        count, rest = divmod(shard.outer, before)  # of blocks, in this factor
         for whole, parts in rule.joined.items():
-            inside, lengths = shard.outer // before, [rule.sizes[part] for part in parts]
-            block = rule.sizes[name] // max(inside, 1)
+            lengths = [rule.sizes[part] for part in parts]
             alike = len(set(lengths)) == 1 or side == "results"
-            cut = name == whole and inside > 1 or name in parts and inside >= 1 and alike
-            if cut and block > 1 and shard.outer % before == 0 and all(length % block == 0 for length in (rule.sizes[name], *lengths)):
+            cut = name == whole and count > 1 or name in parts and count >= 1 and alike
+            block = rule.sizes[name] // max(count, 1)
+            even = block > 1 and not any(length % block for length in (rule.sizes[name], *lengths))
+            if cut and even and rest == 0:
                 return _in_blocks(rule, whole, block)
         before *= rule.sizes[name]
     return rule

@@ -453,7 +453,8 @@ class _Propagator:
         """Neutral elements in the padding of what is about to be reduced over it."""
         cut = dict((choice.factor, axis) for axis, choice in choices.items() if choice.kind == "cut")
         for factor, axis in cut.items():
-            if factor in rule.joined or factor in rule.collective | rule.picked or any(has(dims, factor) for dims in rule.results if dims):
+            alone = factor in rule.joined or factor in rule.collective | rule.picked
+            if alone or any(has(dims, factor) for dims in rule.results if dims):
                 continue
             reduction = rule.reduces.get(factor, "sum")
             holders = [k for k, dims in enumerate(rule.operands) if has(dims, factor)]
