@@ -158,7 +158,8 @@ def main() -> None:
         return
     sizes = {name: getattr(options, name) for name in ("layers", "dim", "seq", "kind", "order")}
     print(json.dumps(sizes))
-    predicted = {o: imbalance(seen_by_rank(options.seq, RANKS, o, True)) for o in ("contiguous", "zigzag")}
+    orders = {"contiguous": "", "zigzag": "zigzag"}
+    predicted = {name: imbalance(seen_by_rank(options.seq, RANKS, o, True)) for name, o in orders.items()}
     print(f"predicted: attention of the busiest rank over the mean, {predicted}")
     for ranks in (1, 2, 4, 8):
         held = read_memory(dry_run(compile(loads(PLAN.format(ranks=ranks, **sizes), "bench.plan"))))
