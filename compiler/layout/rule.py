@@ -45,18 +45,17 @@ class Method:
 class Rule:
     """One operator call's rule.
 
-    `operands` has an entry for each of `node.inputs` (in that order), `results` for each of `node.outputs`.
-    `sizes` gives each factor's size. `reduces` gives the reduction of a factor that is not in the results
-    ("sum" if absent). `addends` are operands that are added to what is summed (a bias): where a summed factor is cut,
-    one rank alone adds them. A `collective` factor is reduced by the operator itself, which communicates where it is
-    cut: its results are whole (or cut along it, if they have it). From a `picked` factor the operator reads chosen
-    positions, so its padding does not matter. Neither is cut in zigzag order: the operator knows where a part begins.
-    `methods` are ways to work under cuts that a strategy may ask for by name. `shape_only` operands are asked for their
-    type alone: any layout will do. `size_arg` is
-    the index of a positional argument that is the first result's shape, to be replaced by the local shape. `localize`
-    rewrites the call where that is not enough. `cheap`: recomputing the result from its operands costs next to
-    nothing (a view, a fill), so a consumer that needs only a part of it gets a call of its own that makes just that
-    part.
+    `operands` has an entry for each of `node.inputs` (in that order), `results` for each of `node.outputs`. `sizes`
+    gives each factor's size. `joined` names for a factor those that it is, one behind the other. `reduces` gives the
+    reduction of a factor that is not in the results ("sum" if absent). `addends` are operands that are added to what is
+    summed (a bias): where a summed factor is cut, one rank alone adds them. A `collective` factor is reduced by the
+    operator itself, which communicates where it is cut: its results are whole (or cut along it, if they have it). From
+    a `picked` factor the operator reads chosen positions, so its padding does not matter. Neither is cut in zigzag
+    order: the operator knows where a part begins. `methods` are ways to work under cuts that a strategy may ask for by
+    name. `shape_only` operands are asked for their type alone: any layout will do. `size_arg` is the index of a
+    positional argument that is the first result's shape, to be replaced by the local shape. `localize` rewrites the
+    call where that is not enough. `cheap`: recomputing the result from its operands costs next to nothing (a view, a
+    fill), so a consumer that needs only a part of it gets a call of its own that makes just that part.
     """
 
     operands: tuple[Dims, ...]
