@@ -303,8 +303,8 @@ def do_explain(options: argparse.Namespace) -> int:
     from compiler.report.explain import explanations_json, print_explanations
 
     compilation = compile(options.plan, options.sets)
-    stages = range(len(compilation.program.streams))
-    found = [item for stage in stages for item in explain(compilation, dry_run(compilation, stage))]
+    stages = len(compilation.program.streams)
+    found = [item for stage in range(stages) for item in explain(compilation, dry_run(compilation, stage))]
     chosen = [part for item in found if (part := item.about(options.name)) is not None]
     if options.json:
         print(json.dumps(explanations_json(chosen), indent=2))
@@ -319,7 +319,7 @@ def do_explain(options: argparse.Namespace) -> int:
         print(f"planc: {options.plan} has no parameter, module or value {options.name!r}; {help}", file=sys.stderr)
         return 2
     show_warnings(compilation.warnings, dict(compilation.plan.sources))
-    print_explanations(terminal(), chosen)
+    print_explanations(terminal(), chosen, stages)
     return 0
 
 

@@ -43,9 +43,10 @@ class Cause:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Communications of one origin: `flows`, why, and which lines of the plan make them so. `names` are, for each
-    target of the flows, the modules, parameters and values that it is about."""
+    """Communications of one origin: `flows` of a rank of the pipeline stage `stage`, why, and which lines of the plan make
+    them so. `names` are, for each target of the flows, the modules, parameters and values that it is about."""
 
+    stage: int
     flows: tuple[Flow, ...]
     story: Story
     causes: tuple[Cause, ...]
@@ -75,6 +76,26 @@ class Explanation:
 def is_name(wanted: str, own: str) -> bool:
     """Whether `wanted` is the name, or a module above it, or a pattern that fits it."""
     return own == wanted or own.startswith(f"{wanted}.") or fnmatchcase(own, wanted)
+
+
+@dataclass(frozen=True)
+class Total:
+    """What a rank of a pipeline stage communicates in a step: calls, and bytes sent."""
+
+    stage: int
+    calls: int
+    sent: int
+
+
+def totals(found: Iterable[Explanation]) -> list[Total]:
+    """Of each stage that has a part in it; a sum over stages would be no rank's."""
+    stages: dict[int, list[Explanation]] = {}
+    for item in found:
+        stages.setdefault(item.stage, []).append(item)
+    return [
+        Total(stage, sum(item.calls for item in own), sum(item.sent for item in own))
+        for stage, own in sorted(stages.items())
+    ]
 
 
 def explain(compilation: Compilation, run: DryRun) -> list[Explanation]:
@@ -137,7 +158,7 @@ class _Explainer:
             for call in targets
         }
         causes = self.causes(first.axes, [name for names in parameters.values() for name in names])
-        return Explanation(tuple(flows), story, tuple(causes), found)
+        return Explanation(self.run.stage, tuple(flows), story, tuple(causes), found)
 
     def instruction(self, flows: list[Flow]) -> Explanation:
         first = flows[0]
@@ -151,7 +172,7 @@ class _Explainer:
         causes = tuple(self.causes(first.axes, [], first.op))
         modules = {name.rpartition(".")[0] for name in parameters}
         names = {flow.target: frozenset({*parameters, *modules, *flow.target.split()}) for flow in flows}
-        return Explanation(tuple(flows), story, causes, names)
+        return Explanation(self.run.stage, tuple(flows), story, causes, names)
 
     # -- names ---------------------------------------------------------------------------------------------------
 

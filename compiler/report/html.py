@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from compiler.analysis.estimate import Estimate, estimate
-from compiler.analysis.explain import Explanation, explain
+from compiler.analysis.explain import explain
 from compiler.analysis.machine import Machine
 from compiler.dsl.units import show_size
 from compiler.report.asked import APPLIED, NOTHING, PARTLY
@@ -19,7 +19,7 @@ from compiler.report.estimate import grouped, memory_lines, time_lines
 from compiler.report.explain import details, headline
 from compiler.report.numbers import count, duration
 from compiler.report.pictures import schedule_picture
-from compiler.report.show import LEVELS, level_text
+from compiler.report.show import LEVELS, distinct_segments, level_text
 from compiler.report.timeline import to_svg
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def html_report(compilation: Compilation) -> str:
         actions={**ACTIONS, "others": OTHER_ACTION},
         traffic=[(*key, *value) for key, value in grouped(sent).items()],
         most=max((size for _, size in grouped(sent).values()), default=1),
-        reasons=[reason(item) for item in sorted(reasons, key=lambda item: -item.sent)],
+        reasons=[(headline(item, len(found.runs)), details(item)) for item in sorted(reasons, key=lambda item: -item.sent)],
         levels=[(level, text) for level in LEVELS if (text := level_text(compilation, level)).strip()],
         plan=compilation.plan.text,
         width=WIDTH,
@@ -78,13 +78,9 @@ def figures(compilation: Compilation, found: Estimate) -> list[tuple[str, str]]:
         ("step, at least", duration(found.time.seconds)),
         ("MFU, at most", f"{100 * found.mfu:.3g} %"),
         ("sent by a rank", show_size(max(traffic.sent for traffic in found.traffic))),
-        ("segments", f"{len(program.calls)}, {len(program.kinds)} distinct"),
+        ("segments", f"{len(program.calls)}, {distinct_segments(program)} distinct"),
         ("compiled in", duration(sum(compilation.seconds.values()))),
     ]
-
-
-def reason(item: Explanation) -> tuple[str, list[tuple[str, str]]]:
-    return headline(item), details(item)
 
 
 def schedule_svg(compilation: Compilation, device: Machine) -> str | None:

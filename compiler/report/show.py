@@ -68,13 +68,12 @@ def print_compilation(console: Console, compilation: Compilation, folder: Any = 
     console.print(asked_table(compilation.asked))
     if stages := list(stage_rows(compilation)):
         console.print(stage_table(stages))
-    distinct = sum(kind.name != "prologue" for kind in compilation.linked.kinds.values())
     trained = sum(math.prod(p.shape) for p in program.parameters if p.trained)
     total = sum(math.prod(p.shape) for p in program.parameters)
     mesh = " ".join(f"{axis}={size}" for axis, size in program.axes.items()) or "one device"
     shown = f"{count(total)} parameters" + (f" ({count(trained)} trained)" if trained != total else "")
     console.print(
-        f"{program.name}: {shown}, mesh {mesh}, {len(program.calls)} segments ({distinct} distinct), "
+        f"{program.name}: {shown}, mesh {mesh}, {len(program.calls)} segments ({distinct_segments(program)} distinct), "
         f"{len(program.streams[0])} instructions, compiled in {sum(compilation.seconds.values()):.1f} s"
     )
     if folder is not None:
@@ -90,7 +89,7 @@ def compilation_json(compilation: Compilation, folder: Any = None) -> dict[str, 
         "mesh": program.axes,
         "parameters": sum(math.prod(p.shape) for p in program.parameters),
         "segments": len(program.calls),
-        "distinct_segments": len(compilation.linked.kinds),
+        "distinct_segments": distinct_segments(program),
         "instructions": len(program.streams[0]),
         "reduced_bytes": reduced_bytes(program),
         "stages": [vars(row) for row in stage_rows(compilation)],
@@ -98,6 +97,11 @@ def compilation_json(compilation: Compilation, folder: Any = None) -> dict[str, 
         "warnings": [str(item) for item in compilation.warnings],
         "seconds": compilation.seconds,
     }
+
+
+def distinct_segments(program: Program) -> int:
+    """Segments with code of their own; the prologue is none of them."""
+    return len({call.kind for call in program.calls})
 
 
 def reduced_bytes(program: Program) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from compiler.dsl.units import show_size
 from compiler.report.rows import APPLIED, NOTHING, Asked, many
+from runtime.program import Program
 
 if TYPE_CHECKING:
     from compiler.driver import Compilation
@@ -46,20 +47,29 @@ def zero_rows(c: Compilation) -> Iterator[Asked]:
         whole = sum(len(bucket.parameters) for bucket in program.buckets if not bucket.shard)
         outcome = APPLIED if whole else NOTHING
         yield Asked(f"persist_below = {zero.persist_below}", outcome, f"{many(whole, 'parameter')} stay whole")
-    gathers = sum(i.op == "gather" for stream in program.streams for i in stream)
+    gathers = on_a_rank(program, "gather")
     if "prefetch" in zero.given:
         if zero.stage == 3:
-            done = Asked(f"prefetch = {zero.prefetch}", APPLIED, f"{many(gathers, 'gather')}, each {zero.prefetch} ahead of its use")
+            done = Asked(f"prefetch = {zero.prefetch}", APPLIED, f"{gathers}, each {zero.prefetch} ahead of its use")
         else:
-            done = Asked(f"prefetch = {zero.prefetch}", NOTHING, f"all {many(gathers, 'gather')} start with the step")
+            done = Asked(f"prefetch = {zero.prefetch}", NOTHING, f"all {gathers} start with the step")
         yield done
     if "gather" in zero.given:
         outcome = APPLIED if zero.stage == 3 else NOTHING
-        yield Asked(f"gather = {zero.gather}", outcome, f"{many(gathers, 'gather')} a step")
+        yield Asked(f"gather = {zero.gather}", outcome, f"{gathers} a step")
     if "accumulate" in zero.given:
-        reduces = sum(i.op == "reduce" for stream in program.streams for i in stream)
         outcome = APPLIED if zero.stage >= 2 and program.microbatches > 1 else NOTHING
-        yield Asked(f"accumulate = {zero.accumulate}", outcome, f"{many(reduces, 'reduction')} a step")
+        yield Asked(f"accumulate = {zero.accumulate}", outcome, f"{on_a_rank(program, 'reduce', 'reduction')} a step")
     if "offload" in zero.given and zero.offload != "none":
         held = sum(bucket.offload != "none" for bucket in cut)
         yield Asked(f"offload = {zero.offload}", APPLIED, f"of {many(held, 'bucket')}, in the host's memory")
+
+
+def on_a_rank(program: Program, op: str, thing: str = "") -> str:
+    """How many instructions `op` a rank has, of each pipeline stage if they differ: "2 gathers", "2 / 3 gathers (stages
+    0 / 1)"."""
+    counts = [sum(i.op == op for i in stream) for stream in program.streams]
+    if len(set(counts)) == 1:
+        return many(counts[0], thing or op)
+    stages = " / ".join(map(str, range(len(counts))))
+    return f"{' / '.join(map(str, counts))} {thing or op}s (stages {stages})"

@@ -93,9 +93,32 @@ def test_command(plan: str, capsys: pytest.CaptureFixture):
     out = capsys.readouterr().out
     assert "all_reduce over dp" in out and "plan    data over dp  x.plan:" in out
     assert main(["explain", "all", plan, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)["communications"]
     assert {item["instruction"] for item in found} >= {"reduce", "report"}
     assert all(item["because"] and item["plan"] for item in found)
+
+
+def test_totals_are_a_ranks(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    """No rank sends what all stages send together: each has a total, the one that the traffic reader finds."""
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of("pipeline-zero")
+    (tmp_path / "x.plan").write_text(plan.text)
+    compilation = compile(plan)
+    wanted = [read_traffic(dry_run(compilation, stage)) for stage in range(2)]
+    sums = [{"stage": w.stage, "calls": sum(f.calls for f in w.flows), "sent": w.sent} for w in wanted]
+    assert main(["explain", "all", "x.plan", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["totals"] == sums
+    assert {item["stage"] for item in found["communications"]} == {0, 1}
+    assert main(["explain", "all", "x.plan"]) == 0
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{sums[0]['calls']} communications a step") and first.endswith("sent by a rank of stage 0")
+    assert second.startswith(f"{sums[1]['calls']} communications a step") and second.endswith("sent by a rank of stage 1")
+    assert main(["inspect", "x.plan", "--html", "x.html"]) == 0
+    assert "<summary>stage 1: " in (tmp_path / "x.html").read_text()
+    assert main(["compile", "x.plan", "--json"]) == 0
+    compiled = json.loads(capsys.readouterr().out.partition("\n")[2])
+    assert f", {compiled['distinct_segments']} distinct" in (tmp_path / "x.html").read_text()
 
 
 def test_unknown_name(plan: str, capsys: pytest.CaptureFixture):
