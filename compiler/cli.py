@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from compiler.diagnostics import PlanError, render, to_json
-from runtime.errors import ProgramError
+from runtime.errors import ProgramError, TrainError
 
 if TYPE_CHECKING:
     from compiler.dsl.plan import Plan
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PlanError as error:
         report(error, options)
         return 1
-    except ProgramError as error:
+    except (ProgramError, TrainError) as error:
         print(f"planc: {error}", file=sys.stderr)
         return 1
     except RuntimeError as error:
@@ -396,6 +396,7 @@ def do_run(options: argparse.Namespace) -> int:
     from compiler.dsl import load
     from compiler.outside import check_data
     from compiler.report.show import print_compilation
+    from runtime.train import check_run
     from runtime.transport.launch import launch, under_torchrun
 
     if under_torchrun():
@@ -412,6 +413,7 @@ def do_run(options: argparse.Namespace) -> int:
     compilation = compile(plan)
     folder = compilation.write(output_folder(options, compilation.program.name))
     show_warnings(compilation.warnings, dict(compilation.plan.sources))
+    check_run(compilation.program, options.trace)
     print_compilation(terminal(), compilation, folder)
     arguments = ["-m", "runtime", str(folder), "--plan", options.plan, *(["--resume"] if options.resume else [])]
     arguments += ["--trace", options.trace] if options.trace else []

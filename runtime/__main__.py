@@ -30,6 +30,7 @@ def run(given: Sequence[str]) -> int:
     # Imported here: torch takes its time, and Ctrl-C must find something that answers it meanwhile.
     from runtime.failing import leave
     from runtime.program import ProgramError, load
+    from runtime.train import TrainError, check_run
     from runtime.transport.launch import launch, under_torchrun
 
     if under_torchrun():
@@ -49,6 +50,11 @@ def run(given: Sequence[str]) -> int:
         return 2
     if program.world == 1:
         return started(options)
+    try:
+        check_run(program, options.trace)
+    except TrainError as error:
+        print(f"planc: {error}", file=sys.stderr)
+        return 1
     return launch(program.world, ["-m", "runtime", *given])
 
 

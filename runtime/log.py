@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +25,7 @@ class JsonLog:
     def __init__(self, path: str | Path, after: int | None = None) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if after is not None and self.path.exists():
+        if after is not None and self.path.is_file():
             _keep_until(self.path, after)
         self._file = self.path.open("w" if after is None else "a", encoding="utf-8")
 
@@ -34,7 +35,8 @@ class JsonLog:
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # each record has been flushed: what is left here is what could not be written
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

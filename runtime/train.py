@@ -16,6 +16,7 @@ from runtime.checkpoint import CheckpointError, InitialWeights, checkpoints, lat
 from runtime.console import Progress, StepReport, memory_bytes
 from runtime.data import Batch, Dataset, Loader, Sampler, open_dataset
 from runtime.ending import PATIENCE, Found, Outcome, interrupted, not_finite, summary
+from runtime.errors import TrainError
 from runtime.executor import StepResult
 from runtime.factory import FactoryError, resolve
 from runtime.failing import failed
@@ -24,15 +25,12 @@ from runtime.log import JsonLog
 from runtime.lr import Schedule
 from runtime.program import Program, ProgramError
 from runtime.program import load as load_program
+from runtime.run_files import RunFiles, writing
 from runtime.session import Session
 from runtime.trace import Tracer, measured_bubble, write_trace
 from runtime.transport import Transport, TransportError, connect, together
 
 _RECENT = 20  # steps over which the final loss is averaged, at most
-
-
-class TrainError(Exception):
-    """The run cannot begin; the message says why and what to do."""
 
 
 def train(
@@ -62,10 +60,16 @@ def train(
         print(f"planc: {error}", file=sys.stderr)
         return 1
     try:
-        run = Run(program, transport, weights, stream or sys.stdout, trace)
-        outcome = run.train(resume)
-        if transport.rank == 0:
-            run.close(outcome, str(plan or Path(folder) / "plan.plan"))
+        check_trainable(program)
+        files = RunFiles.of(program, trace)
+        with ExitStack() as stack:
+            with together(transport, TrainError, ""):
+                if transport.rank == 0:
+                    stack.enter_context(files.claimed())
+            run = Run(program, transport, weights, stream or sys.stdout, files)
+            outcome = run.train(resume)
+            if transport.rank == 0:
+                run.close(outcome, str(plan or Path(folder) / "plan.plan"))
         return outcome.status
     except (ProgramError, FactoryError, CheckpointError, TrainError) as error:  # The same on every rank.
         if transport.rank == 0:
@@ -81,20 +85,31 @@ def train(
         transport.close()
 
 
+def check_run(program: Program, trace: str | Path | None = None) -> None:
+    """What can be told before the ranks start, which tell it too. Raises TrainError."""
+    check_trainable(program)
+    RunFiles.of(program, trace).check()
+
+
+def check_trainable(program: Program) -> None:
+    if program.mode == "forward":
+        raise TrainError(
+            f"{program.name} is a forward-only program (mode = forward), which has nothing to train; call it from "
+            f"Python: `session = runtime.load(FOLDER)`, then `session.forward(batch)`"
+        )
+    if program.optimizer is None:
+        raise TrainError("the plan has no optimizer, so there is nothing to train")
+
+
 class Run:
     """One rank's part of a run."""
 
     def __init__(
-        self, program: Program, transport: Transport, weights: str | Path | None, stream: TextIO,
-        trace: str | Path | None = None,
+        self, program: Program, transport: Transport, weights: str | Path | None, stream: TextIO, files: RunFiles
     ):  # fmt: skip
-        if program.optimizer is None:
-            raise TrainError("the plan has no optimizer, so there is nothing to train")
         self.program, self.transport, self.stream = program, transport, stream
-        self.trace = None if trace is None else Path(trace)
         self.options: Mapping[str, Any] = program.train
-        self.directory = Path(self.options["directory"] or Path("runs") / program.name)
-        self.log_path = Path(self.options["log"] or self.directory / "log.jsonl")
+        self.directory, self.log_path, self.trace = files.directory, files.log, files.trace
         self.first = transport.rank == 0
         with together(transport, TrainError, ""):
             self.dataset = self.open_data()
@@ -181,7 +196,8 @@ class Run:
             interrupt = stack.enter_context(Interrupt(self.transport))
             reporter = None
             if self.first:
-                log = stack.enter_context(JsonLog(self.log_path, session.steps if session.steps else None))
+                with writing(self.log_path):
+                    log = stack.enter_context(JsonLog(self.log_path, session.steps if session.steps else None))
                 progress = Progress(total, self.unit, session.steps, stream=self.stream, device=self.transport.device)
                 reporter = Reporter(self, log, stack.enter_context(progress))
             return self.steps(total, loader, interrupt, reporter)
@@ -226,7 +242,9 @@ class Run:
         events, mesh = tracer.gathered(), self.session.mesh
         if self.first:
             axes = {rank: " ".join(f"{a}={c}" for a, c in mesh.coords(rank).items()) for rank in range(mesh.size)}
-            write_trace(events, self.trace, {rank: f"rank {rank}: {where}" for rank, where in axes.items()})
+            self.transport.describe("write the trace")
+            with writing(self.trace):
+                write_trace(events, self.trace, {rank: f"rank {rank}: {where}" for rank, where in axes.items()})
             idle = f", measured bubble {measured_bubble(events):.1%}" if self.program.stages > 1 else ""
             self.say(f"trace: {self.trace}{idle}")
 
@@ -265,19 +283,21 @@ class Reporter:
         items = batch.valid * run.items_per_row
         lr = run.session.schedule(step - 1)
         self.progress.update(StepReport(step, result.loss, items, seconds, result.grad_norm, lr))
-        self.log.write(
-            step,
-            epoch=batch.epoch,
-            loss=result.loss,
-            metrics=result.metrics,
-            lr=lr,
-            grad_norm=result.grad_norm,
-            **scaling(result),
-            seconds=round(seconds, 6),
-            memory=memory_bytes(run.transport.device),
-            **{f"{run.unit}_per_s": round(items / seconds, 1)},
-            **({"grad_norms": result.grad_norms} if result.grad_norms else {}),
-        )
+        run.transport.describe("write the log")
+        with writing(run.log_path):
+            self.log.write(
+                step,
+                epoch=batch.epoch,
+                loss=result.loss,
+                metrics=result.metrics,
+                lr=lr,
+                grad_norm=result.grad_norm,
+                **scaling(result),
+                seconds=round(seconds, 6),
+                memory=memory_bytes(run.transport.device),
+                **{f"{run.unit}_per_s": round(items / seconds, 1)},
+                **({"grad_norms": result.grad_norms} if result.grad_norms else {}),
+            )
         if result.skipped:
             self.progress.message(f"step {step} left out: gradients overflowed at loss scale {result.loss_scale:g}")
 
