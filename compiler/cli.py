@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -391,6 +392,11 @@ def climb_ladder(options: argparse.Namespace) -> int:
     return 0 if broken is None else 1
 
 
+def plan_and_sets(options: argparse.Namespace) -> str:
+    """The plan as it was given, for the hints at the end of a run."""
+    return shlex.join([options.plan, *(word for item in options.sets for word in ("--set", item))])
+
+
 def do_run(options: argparse.Namespace) -> int:
     from compiler.driver import compile
     from compiler.dsl import load
@@ -407,7 +413,7 @@ def do_run(options: argparse.Namespace) -> int:
         if not (folder / "program.yaml").exists():
             print(f"planc: compile first: planc compile {options.plan} -o {folder}", file=sys.stderr)
             return 2
-        return leave(train(folder, resume=options.resume, plan=options.plan, trace=options.trace))
+        return leave(train(folder, resume=options.resume, plan=plan_and_sets(options), trace=options.trace))
     plan = load(options.plan, options.sets)
     check_data(plan)
     compilation = compile(plan)
@@ -415,7 +421,7 @@ def do_run(options: argparse.Namespace) -> int:
     show_warnings(compilation.warnings, dict(compilation.plan.sources))
     check_run(compilation.program, options.trace)
     print_compilation(terminal(), compilation, folder)
-    arguments = ["-m", "runtime", str(folder), "--plan", options.plan, *(["--resume"] if options.resume else [])]
+    arguments = ["-m", "runtime", str(folder), "--plan", plan_and_sets(options), *(["--resume"] if options.resume else [])]
     arguments += ["--trace", options.trace] if options.trace else []
     return launch(compilation.program.world, arguments)
 

@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
     parser.add_argument("--processes", type=int, metavar="N", help="the number of local processes, for a check")
     parser.add_argument("--weights", metavar="PATH", help="begin with the weights of a safetensors file or folder")
-    parser.add_argument("--plan", metavar="PLAN", help="the plan's path, for the hints at the end")
+    parser.add_argument("--plan", metavar="PLAN", help="the plan's path and its --set options, for the hints at the end")
     parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace of three steps")
     return parser
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.data import Dataset, TextBytes
+from runtime.mesh import axis_of
 from runtime.program import Program
 
 NOT_SAVED = "nothing is saved without train { save_every = … }"
@@ -55,8 +58,9 @@ def not_finite(program: Program, outcome: Outcome) -> str:
     )
 
 
-def summary(program: Program, dataset: Dataset, outcome: Outcome, found: Found, plan: str) -> list[str]:
-    """The lines at the end of a run that went well: what was reached, where it is, and what to try next."""
+def summary(program: Program, dataset: Dataset, outcome: Outcome, found: Found, plan: str | None) -> list[str]:
+    """The lines at the end of a run that went well: what was reached, where it is, and what to try next. plan: as
+    `planc run` was given it, with its options; None if the program was started without its plan."""
     mean = math.fsum(outcome.losses) / len(outcome.losses)
     over = f"mean of the last {len(outcome.losses)} steps" if len(outcome.losses) > 1 else "the last step's"
     if isinstance(dataset, TextBytes):
@@ -66,27 +70,55 @@ def summary(program: Program, dataset: Dataset, outcome: Outcome, found: Found, 
         lines = [f"loss {mean:.4g} ({over})"]
     lines.append(f"log         {found.log}")
     lines.append(f"checkpoint  {found.checkpoint or f'none: {NOT_SAVED}'}")
-    lines += ["", "Try next:"]
-    for command, why in next_commands(program, outcome, found, plan).items():
+    commands = next_commands(program, outcome, found, plan)
+    lines += ["", "Try next:"] if commands else []
+    for command, why in commands.items():
         lines += [f"  {command}", f"      {why}"]
     return lines
 
 
-def next_commands(program: Program, outcome: Outcome, found: Found, plan: str) -> dict[str, str]:
+def next_commands(program: Program, outcome: Outcome, found: Found, plan: str | None) -> dict[str, str]:
     """Commands that show more of what a plan is, and what each does."""
-    axis = next(iter(program.axes), None)
-    other = f" --set {axis}={2 * program.axes[axis]}" if axis is not None else ""
+    about = plan or original_plan(program)
+    if about is None:
+        return {}
+    other = other_mesh(program)
     hints = {
-        f"planc inspect {plan}": "every value with its layout, every communication",
-        f"planc verify {plan}{other}": "compare with one device: loss, gradients, parameters",
+        f"planc inspect {about}": "every value with its layout, every communication",
+        f"planc verify {about}{other}": "compare with one device: loss, gradients, parameters",
     }
-    if found.checkpoint is None:
-        hints[f"planc run {plan}{other or ' --set train.steps=1000'}"] = (
-            "the same training, divided differently" if other else "train for longer"
-        )
+    if plan is None:  # `--set` may have made another model of it than the one that was trained
+        return hints
+    divided = ", divided differently" if other else ""
+    longer = f" --set train.steps={2 * outcome.steps}"
+    if program.train["epochs"] is not None:
+        longer += f" --set train.epochs={2 * program.train['epochs']}"
+    if found.checkpoint is not None:
+        hints[f"planc run {plan} --resume{other}{longer}"] = f"go on from the checkpoint{divided}"
     else:
-        more = f" --set train.steps={2 * outcome.steps}"
-        hints[f"planc run {plan} --resume{other}{more}"] = "go on from the checkpoint" + (
-            ", divided differently" if other else ""
-        )
+        hints[f"planc run {plan}{other or longer}"] = f"the same training{divided}" if other else "train for longer"
     return hints
+
+
+def original_plan(program: Program) -> str | None:
+    """The file beside the model that the program was compiled from, if it is still what it was."""
+    base, folder = program.model.get("base"), program.folder
+    if base is None or folder is None:
+        return None
+    path, copy = Path(base) / f"{program.name}.plan", folder / "plan.plan"
+    if not path.is_file() or not copy.is_file() or path.read_bytes() != copy.read_bytes():
+        return None
+    return shlex.quote(os.path.relpath(path))
+
+
+def other_mesh(program: Program) -> str:
+    """The options of another division that compiles too: an axis of the batch twice as long, where rows and processors
+    are enough, else an axis of one rank."""
+    axes = program.axes
+    data = next((axis_of(axis) for axis in program.batch_axes), None)
+    parts = 2 * program.microbatches * math.prod(axes[axis] for axis in {axis_of(a) for a in program.batch_axes})
+    fits = program.rows >= parts if program.ragged else program.rows % parts == 0
+    if data is not None and fits and program.world <= (os.cpu_count() or 1):
+        return f" --set {data}={2 * axes[data]}"
+    longest = max(axes, key=axes.__getitem__, default=None)
+    return f" --set {longest}=1" if longest is not None and axes[longest] > 1 else ""

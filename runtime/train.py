@@ -38,7 +38,7 @@ def train(
     resume: bool = False,
     transport: Transport | None = None,
     weights: str | Path | None = None,
-    plan: str | Path | None = None,
+    plan: str | None = None,
     stream: TextIO | None = None,
     trace: str | Path | None = None,
 ) -> int:
@@ -49,8 +49,8 @@ def train(
     alone, of a failure from every rank (see `runtime.failing`).
 
     resume: go on from the newest complete checkpoint of the run, if there is one. transport: default: see `connect`.
-    weights: a safetensors file or folder to begin with. plan: the plan's path, for the hints at the end. trace: a file
-    for a Chrome trace of some steps.
+    weights: a safetensors file or folder to begin with. plan: the plan's path and `--set` options,
+    for the hints at the end. trace: a file for a Chrome trace of some steps.
     A second Ctrl-C is raised as KeyboardInterrupt.
     """
     try:
@@ -69,7 +69,7 @@ def train(
             run = Run(program, transport, weights, stream or sys.stdout, files)
             outcome = run.train(resume)
             if transport.rank == 0:
-                run.close(outcome, str(plan or Path(folder) / "plan.plan"))
+                run.close(outcome, plan)
         return outcome.status
     except (ProgramError, FactoryError, CheckpointError, TrainError) as error:  # The same on every rank.
         if transport.rank == 0:
@@ -257,7 +257,7 @@ class Run:
 
     # -- end -----------------------------------------------------------------------------------------------------
 
-    def close(self, outcome: Outcome, plan: str) -> None:
+    def close(self, outcome: Outcome, plan: str | None) -> None:
         """What there is to say at the end, on rank 0."""
         found = Found(self.log_path, None if outcome.saved is None else step_path(self.directory, outcome.saved))
         if outcome.status > 128:
