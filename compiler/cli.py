@@ -357,7 +357,12 @@ def do_verify(options: argparse.Namespace) -> int:
     verdict = verify(load(options.plan, options.sets), options.steps)
     if options.json:
         worst = [{"what": d.what, "error": d.error} for d in verdict.deviations[:10]]
-        print(json.dumps({"ok": verdict.ok, "ranks": verdict.ranks, "worst": worst}))
+        print(json.dumps({"ok": verdict.ok, "ranks": verdict.ranks, "not_finite": verdict.broken or None, "worst": worst}))
+    elif verdict.broken:
+        print(
+            f"{options.plan}: nothing to compare: the model itself is not finite on one device, in the {verdict.broken}; "
+            "verify takes random batches in float64"
+        )
     else:
         shown = verdict.deviations[: 1 if verdict.ok else 8]
         state = "equal to" if verdict.ok else "NOT equal to"
@@ -382,7 +387,9 @@ def climb_ladder(options: argparse.Namespace) -> int:
         if not options.json:
             mark = "ok " if step.verdict.ok else "BAD"
             ranks = f"{step.verdict.ranks} rank" + ("s" if step.verdict.ranks > 1 else "")
-            print(f"{mark} + {step.rung.added:<24} {ranks:>9}   {worst.error:.1e}  {worst.what}", flush=True)
+            broken = step.verdict.broken
+            what = f"not finite on one device: {broken}" if broken else f"{worst.error:.1e}  {worst.what}"
+            print(f"{mark} + {step.rung.added:<24} {ranks:>9}   {what}", flush=True)
 
     broken = climb(load(options.plan, options.sets), options.steps, tell)
     if options.json:

@@ -21,6 +21,7 @@ import difflib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 CODES: dict[str, str] = {}
@@ -162,7 +163,10 @@ class Diagnostics:
 
 
 def closest(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that `name` is most likely a misspelling of, if one is near."""
+    """The candidate that `name` is most likely a misspelling of, if one is near. Of a pattern, the candidates are made
+    such patterns."""
+    if any(wild in name for wild in "*?["):
+        candidates = [_as_pattern(name, candidate) for candidate in candidates]
     pool = {c.lower(): c for c in reversed(list(dict.fromkeys(candidates)))}
     wanted = name.lower()[:80]
     near = difflib.get_close_matches(wanted, list(pool), n=5, cutoff=0.6)
@@ -170,6 +174,15 @@ def closest(name: str, candidates: Iterable[str]) -> str | None:
     if not near:
         return None
     return pool[min(near, key=lambda c: (_typing_distance(wanted, c), sorted(c) != sorted(wanted)))]
+
+
+def _as_pattern(pattern: str, name: str) -> str:
+    """The name with what the pattern leaves open left open too: `layers.*.atn.w[qk]`, layers.3.attn.wq →
+    `layers.*.attn.w[qk]`."""
+    wanted, parts = pattern.split("."), name.split(".")
+    if len(wanted) != len(parts):
+        return ".".join("*" if part.isdigit() and "*" in wanted else part for part in parts)
+    return ".".join(own if fnmatchcase(part, own) else part for own, part in zip(wanted, parts))
 
 
 def _typing_distance(a: str, b: str) -> int:

@@ -98,7 +98,7 @@ def compile(plan: str | Path | Plan, sets: Sequence[str] = (), options: Options 
         try:
             assigned = assign_layouts(graph, request)
         except TimeMixing as mixing:
-            raise explain_time_mixing(plan, mixing, captured.modules) from None
+            raise explain_time_mixing(plan, mixing, graph, captured.modules) from None
         joining = assigned.full_batches[0] if assigned.full_batches else None
         check_rows(plan, batch_rows(plan), batch_ways(plan), None, joining)
         _after_layouts(assigned, request, options.watch)

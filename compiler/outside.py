@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 
 from torch import nn
 
@@ -84,9 +85,26 @@ def check_data(plan: Plan) -> None:
         message = str(failure)
         folder = text_folder(data)
         if folder is not None and not folder.is_dir():
-            near = closest(folder.name, [path.name for path in folder.parent.glob("*") if path.is_dir()])
+            near = near_text(folder)
             help = f"did you mean `{near}`?" if near else "the name is relative to the working directory"
     except FactoryError as failure:
         message, help = ": ".join(filter(None, (failure.what, failure.why))), failure.suggestion
+        near = near_source(data) if failure.kind == "path" and not help.startswith("did you mean") else None
+        help = f"did you mean `{near}`?" if near else help
     span = plan.train.given.get("data", plan.train.span)
     raise PlanError([Diagnostic("error", "E107", message, span, help=(help,) if help else ())], plan.sources)
+
+
+def near_text(folder: Path) -> str | None:
+    """The text source that one of a folder that is not there is likely meant to be."""
+    names = [path.name for path in folder.parent.glob("*") if path.is_dir()]
+    near = closest(folder.name, [*names, "stdlib"] if folder.parent == Path() else names)
+    return f"text:{folder.with_name(near)}" if near else None
+
+
+def near_source(data: str) -> str | None:
+    """The source of a known kind that one that is none of the user's functions is likely meant to be."""
+    kind, _, rest = data.partition(":")
+    if not rest or closest(kind, ["text"]) is None:
+        return None
+    return f"text:{rest}" if Path(rest).is_dir() else near_text(Path(rest)) or f"text:{rest}"

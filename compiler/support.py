@@ -8,7 +8,7 @@ from compiler.capture.failures import line_span, place_of
 from compiler.capture.rows import Use
 from compiler.diagnostics import Diagnostic, Diagnostics, Label, PlanError, declare_codes, did_you_mean
 from compiler.dsl.plan import Plan
-from compiler.ir.graph import Node, Origin
+from compiler.ir.graph import Graph, Node, Origin
 from compiler.layout.propagate import TimeMixing
 from compiler.passes.lower_support import LoweringError
 
@@ -64,7 +64,7 @@ def check_decays(plan: Plan, parameters: Iterable[str]) -> list[Diagnostic]:
     return found.warnings
 
 
-def explain_time_mixing(plan: Plan, mixing: TimeMixing, modules: Mapping[str, str]) -> PlanError:
+def explain_time_mixing(plan: Plan, mixing: TimeMixing, graph: Graph, modules: Mapping[str, str]) -> PlanError:
     """The diagnostic for a model that does not keep its meaning over micro-batches."""
     origin = mixing.node.origin
     strategy = plan.pipeline if plan.pipeline and plan.pipeline.microbatches else plan.data
@@ -72,6 +72,10 @@ def explain_time_mixing(plan: Plan, mixing: TimeMixing, modules: Mapping[str, st
     normalises = "BatchNorm" in modules.get(origin.module, "")
     own = (f'or accept statistics of each part by itself: local_statistics "{origin.module}"',) if normalises else ()
     where = f" in `{origin.module}`" if origin.module else ""
+    roles = roles_of(mixing.node, graph)
+    if roles and all(role.startswith("metric:") for role in roles):
+        metrics = ", ".join(f"metric {role.removeprefix('metric:')}" for role in roles)
+        own = (f"it is for the {metrics} alone: leave that out, or compute it from the logged loss", *own)
     diagnostic = Diagnostic(
         "error",
         "E202",
@@ -89,6 +93,15 @@ def explain_time_mixing(plan: Plan, mixing: TimeMixing, modules: Mapping[str, st
         related=model_line(origin),
     )
     return PlanError([diagnostic], plan.sources)
+
+
+def roles_of(node: Node, graph: Graph) -> list[str]:
+    """The outputs of a graph that depend on a node of it."""
+    reached = set(node.outputs)
+    for other in graph.nodes:
+        if any(value in reached for value in other.inputs if value is not None):
+            reached.update(other.outputs)
+    return [role for role, value in graph.outputs.items() if value in reached]
 
 
 def check_rows(plan: Plan, rows: int | None, ways: int, use: Use | None, joining: Node | None = None) -> None:

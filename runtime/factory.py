@@ -31,6 +31,10 @@ from torch import nn
 CONFIG_DEFAULTS = {"attn_implementation": "sdpa", "use_cache": False}
 """What a configuration is built with unless the plan says otherwise: attention as one operator, no inference cache."""
 
+PACKAGES = ("transformers", "diffusers", "datasets", "torchvision", "torchaudio", "torchtext", "timm", "einops", "numpy")
+"""Packages of models and data that are installed by these names. Any other name may be a misspelled one, and is not to
+be installed on a suggestion."""
+
 
 class FactoryError(Exception):
     """A factory cannot be found or called.
@@ -199,7 +203,7 @@ def _module(path: str, base: str | None) -> ModuleType:
         if where == missing or where.startswith(missing + "."):
             raise FactoryError(f"there is no module `{missing}`", *_near_module(missing)) from None
         raise FactoryError(
-            f"`{where}` cannot be imported", _short(error), f"install `{missing}`", place=user_place(error)
+            f"`{where}` cannot be imported", _short(error), _near_module(missing)[1], place=user_place(error)
         ) from error
     except Exception as error:
         raise FactoryError(f"`{where}` cannot be imported", _short(error), place=user_place(error)) from error
@@ -238,8 +242,10 @@ def _near_module(name: str) -> tuple[str, str]:
         return f"`{parent}` has no part called `{last}`", _did_you_mean(last, found)
     why = "it is not installed, and neither the plan's folder nor the working directory has it"
     beside = [p.stem if p.suffix == ".py" else p.name for p in Path.cwd().iterdir()]
-    near = difflib.get_close_matches(name, [item for item in beside if item.isidentifier()], n=1)
-    return why, f"did you mean `{near[0]}`?" if near else f"pip install {name}?"
+    near = difflib.get_close_matches(name, [item for item in (*beside, *PACKAGES) if item.isidentifier()], n=1)
+    if name in PACKAGES:
+        return why, f"pip install {name}"
+    return why, f"did you mean `{near[0]}`?" if near else ""
 
 
 # -- calling -----------------------------------------------------------------------------------------------------------

@@ -105,11 +105,19 @@ MISTAKES = {
     "option": ('"net.py:Net"', '"net.py:Net" { layer = 2 }', "E101", "did you mean `layers`?"),
     "missing option": ("net.py:Net", "net.py:nn.Linear", "E101", "needs `in_features`, `out_features`"),
     "input": ("input x", "input xx", "E103", "has no argument `xx`"),
+    "input beside a loss": (
+        'net.py:Net"\n\nbatch = 8\ninput x', 'net.py:Net"\nloss "net.py:F.mse_loss"\n\nbatch = 8\ninput xx',
+        "E103", "did you mean `x`?",
+    ),
     "loss": ('"net.py:Net"', '"net.py:Net"\nloss "net.py:lost"', "E100", "`net.py` has no `lost`"),
     "arguments of the loss": ('"net.py:Net"', '"net.py:Net"\nloss "net.py:F.tanh"', "E103", "does not fit"),
-}
+}  # fmt: skip
 DATA = {
-    "folder": ("text:netz", "there is no folder netz", "did you mean `nets`?"),
+    "folder": ("text:netz", "there is no folder netz", "did you mean `text:nets`?"),
+    "library": ("text:stdlb", "there is no folder stdlb", "did you mean `text:stdlib`?"),
+    "kind": ("txt:stdlib", "there is no module `txt`", "did you mean `text:stdlib`?"),
+    "kind and folder": ("txt:netz", "there is no module `txt`", "did you mean `text:nets`?"),
+    "kind that Python has": ("test:stdlib", "`test` has no `stdlib`", "did you mean `text:stdlib`?"),
     "inputs": ("text:nets", "text needs one input int64[batch, seq]", ""),
     "function": ("net.py:rowz", "`net.py` has no `rowz`", "did you mean `rows`?"),
     "arguments": ("net.py:rows", "`net.py:rows` needs `n`", ""),
@@ -333,6 +341,25 @@ def test_verify(capsys: Captured) -> None:
     status, out, _ = planc(capsys, "verify", "tiny.plan", "--json", "--set", "batch=7", "--set", "data.microbatches=1")
     found = json.loads(out)
     assert status == 0 and found["ok"] is True and found["worst"][0]["error"] < 1e-10
+
+
+def test_verify_of_a_model_without_a_finite_loss(capsys: Captured, folder: Path) -> None:
+    """That is said of the model, not of the plan."""
+    (folder / "net.py").write_text(NET.replace("F.mse_loss(", "(-1 - y.abs()).log().mean() + F.mse_loss("))
+    status, out, _ = planc(capsys, "verify", "tiny.plan", "--steps", "1")
+    assert status == 1 and "the model itself is not finite on one device, in the loss of step 1 (nan)" in out
+    status, out, _ = planc(capsys, "verify", "tiny.plan", "--steps", "1", "--json")
+    assert status == 1 and json.loads(out)["not_finite"] == "loss of step 1 (nan)"
+
+
+def test_a_metric_that_mixes_micro_batches(capsys: Captured, folder: Path) -> None:
+    """It is refused as the loss would be, but can be left out; what the loss needs cannot."""
+    (folder / "net.py").write_text(NET.replace('"mean": x.mean()', '"ppl": x.mean().exp()'))
+    status, _, err = planc(capsys, "compile", "tiny.plan")
+    assert status == 1 and "error[E202]" in err and "it is for the metric ppl alone: leave that out" in err
+    (folder / "net.py").write_text(NET.replace("F.mse_loss(", "x.mean().exp() + F.mse_loss("))
+    status, _, err = planc(capsys, "compile", "tiny.plan")
+    assert status == 1 and "error[E202]" in err and "metric" not in err
 
 
 def test_verify_fails_with_status_1(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

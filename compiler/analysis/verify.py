@@ -38,11 +38,12 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The comparison of every tensor, worst first."""
+    """The comparison of every tensor, worst first. `broken`: what is not finite on one device already, "" if nothing."""
 
     deviations: tuple[Deviation, ...]
     ranks: int
     steps: int
+    broken: str = ""
 
     @property
     def worst(self) -> Deviation:
@@ -50,7 +51,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        return self.worst.error <= TOLERANCE
+        return not self.broken and self.worst.error <= TOLERANCE
 
 
 def verify(plan: Plan, steps: int = 3, seed: int = 0, short_rows: bool = True, timeout: float = 120.0) -> Verdict:
@@ -70,15 +71,28 @@ def verify(plan: Plan, steps: int = 3, seed: int = 0, short_rows: bool = True, t
         model = build_model(program, int(program.train["seed"]))
         state = {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
         loss = (plan.loss.factory, dict(plan.loss.options)) if plan.loss else None
+        broken = ""
         if plan.mode == "forward":
             returned = run_forward(program, model, cut, loss)
             results = simulate(program, lambda session: [session.forward(batch) for batch in cut], state, timeout)
             deviations = compare_outputs(returned, results)
         else:
             truth = run_reference(program, model, cut, loss, lambda name: matches(plan.freeze, name))
+            broken = not_finite(truth)
             parts = simulate(program, lambda session: run_steps(session, cut), state, timeout)
             deviations = compare(truth, assemble(program, parts), optimizer_gain(program))
-    return Verdict(tuple(sorted(deviations, key=lambda d: -d.error)), program.world, steps)
+    return Verdict(tuple(sorted(deviations, key=lambda d: -d.error)), program.world, steps, broken)
+
+
+def not_finite(truth: Trajectory) -> str:
+    """The first loss or gradient with nan or inf in it, or ""."""
+    for step, (loss, gradients) in enumerate(zip(truth.losses, truth.gradients, strict=True), 1):
+        if not math.isfinite(loss):
+            return f"loss of step {step} ({loss})"
+        for name, gradient in gradients.items():
+            if not gradient.isfinite().all():
+                return f"gradient of {name} in step {step}"
+    return ""
 
 
 def optimizer_gain(program: Program) -> Callable[[float], float]:

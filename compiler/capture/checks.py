@@ -23,10 +23,13 @@ def check_inputs(model: nn.Module | type[nn.Module], request: CaptureRequest) ->
     """Every input has an argument of the forward of a module or class, and every required argument an input."""
     named, required, takes_any = forward_arguments(model)
     given = [spec.name for spec in request.inputs]
+    lacking = [name for name in required if name not in given]
     kind = model.__name__ if isinstance(model, type) else type(model).__name__
     found = []
     for spec in request.inputs:
-        if spec.name not in named and not takes_any and request.loss is None:
+        # An input that forward does not take may be for the loss; but not where forward lacks one of nearly this name.
+        unknown = not takes_any and request.loss is None or closest(spec.name, lacking) is not None
+        if spec.name not in named and unknown:
             takes = ", ".join(f"`{name}`" for name in named) or "no arguments by name"
             found.append(
                 Diagnostic(
@@ -35,7 +38,7 @@ def check_inputs(model: nn.Module | type[nn.Module], request: CaptureRequest) ->
                 )
             )  # fmt: skip
     misspelled = {closest(name, [n for n in named if n not in given]) for name in given if name not in named}
-    missing = [name for name in required if name not in given and name not in misspelled]
+    missing = [name for name in lacking if name not in misspelled]
     if missing:
         listed = ", ".join(f"`{name}`" for name in missing)
         found.append(

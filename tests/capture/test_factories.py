@@ -21,7 +21,8 @@ TOKENS = {"input_ids": ("int64", (2, 8)), "labels": ("int64", (2, 8))}
 
 # factory, options, expected pieces
 BAD_FACTORIES = [
-    ("no_such_package:Net", {}, "E100 | there is no module `no_such_package` | pip install"),
+    ("no_such_package:Net", {}, "E100 | there is no module `no_such_package`"),
+    ("transfomers:Net", {}, "E100 | there is no module `transfomers` | did you mean `transformers`?"),
     ("tests.no_such_module:Net", {}, "E100 | `tests` has no part called `no_such_module`"),
     ("tests.captur:Net", {}, "E100 | did you mean `capture`?"),
     ("tests.capture.bad.models", {}, 'E100 | it has no `:` | "package.module:Name"'),

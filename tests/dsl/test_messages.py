@@ -148,6 +148,15 @@ def test_closest_prefers_swapped_letters():
     assert closest("xyzzy", ["batch"]) is None
 
 
+def test_closest_pattern_keeps_what_is_open():
+    names = [f"blocks.{k}.{part}" for k in range(12) for part in ("attn.qkv", "attn.out", "mlp.up")]
+    assert closest("blocks.*.atn.qkv", names) == "blocks.*.attn.qkv"
+    assert closest("block.*.attn.*", names) == "blocks.*.attn.*"
+    assert closest("layers.*.atn.w[qk]", ["layers.0.attn.wq", "layers.0.mlp.w1"]) == "layers.*.attn.w[qk]"
+    assert closest("blocks.*.qkv", names) == "blocks.*.attn.qkv"
+    assert closest("block.3.attn.qkv", names) == "blocks.3.attn.qkv"
+
+
 def test_a_code_has_one_meaning():
     with pytest.raises(ValueError):
         declare_codes({"E001": "something else"})
