@@ -32,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report(error, options)
         return 1
     except (ProgramError, TrainError) as error:
-        print(f"planc: {error}", file=sys.stderr)
+        if getattr(options, "json", False):
+            print(json.dumps({"error": str(error)}))
+        else:
+            print(f"planc: {error}", file=sys.stderr)
         return 1
     except RuntimeError as error:
         return simulated_failure(error)
@@ -132,7 +135,8 @@ LEVEL_NAMES = ("captured", "layouts", "segments", "local", "instructions", "sche
 
 def report(error: PlanError, options: argparse.Namespace) -> None:
     if getattr(options, "json", False):
-        print(json.dumps({"diagnostics": to_json(error.diagnostics)}, indent=2))
+        indent = None if options.command == "run" else 2  # one object per line
+        print(json.dumps({"diagnostics": to_json(error.diagnostics)}, indent=indent))
     else:
         print(render(error.diagnostics, error.sources, color=sys.stderr.isatty()), file=sys.stderr)
 
@@ -420,17 +424,20 @@ def do_run(options: argparse.Namespace) -> int:
         if not (folder / "program.yaml").exists():
             print(f"planc: compile first: planc compile {options.plan} -o {folder}", file=sys.stderr)
             return 2
-        return leave(train(folder, resume=options.resume, plan=plan_and_sets(options), trace=options.trace))
+        plan, trace = plan_and_sets(options), options.trace
+        return leave(train(folder, resume=options.resume, plan=plan, trace=trace, json=options.json))
     plan = load(options.plan, options.sets)
     check_data(plan)
     compilation = compile(plan)
     folder = compilation.write(output_folder(options, compilation.program.name))
     show_warnings(compilation.warnings, dict(compilation.plan.sources))
     check_run(compilation.program, options.trace)
-    print_compilation(terminal(), compilation, folder)
+    if not options.json:
+        print_compilation(terminal(), compilation, folder)
     arguments = ["-m", "runtime", str(folder), "--plan", plan_and_sets(options), *(["--resume"] if options.resume else [])]
     arguments += ["--trace", options.trace] if options.trace else []
-    return launch(compilation.program.world, arguments)
+    arguments += ["--json"] if options.json else []
+    return launch(compilation.program.world, arguments, json=options.json)
 
 
 if __name__ == "__main__":

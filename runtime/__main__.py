@@ -29,6 +29,7 @@ def run(given: Sequence[str]) -> int:
     options = parser().parse_args(given)
     # Imported here: torch takes its time, and Ctrl-C must find something that answers it meanwhile.
     from runtime.failing import leave
+    from runtime.log import to_line
     from runtime.program import ProgramError, load
     from runtime.train import TrainError, check_run
     from runtime.transport.launch import launch, under_torchrun
@@ -37,8 +38,12 @@ def run(given: Sequence[str]) -> int:
         return leave(started(options))
     try:
         program = load(options.folder)
-    except ProgramError as error:
-        print(f"planc: {error}", file=sys.stderr)
+        check_run(program, options.trace)
+    except (ProgramError, TrainError) as error:
+        print(
+            to_line(error=str(error)) if options.json else f"planc: {error}",
+            file=sys.stdout if options.json else sys.stderr,
+        )
         return 1
     if options.processes not in (None, program.world):
         mesh = " ".join(f"{axis}={size}" for axis, size in program.axes.items())
@@ -48,20 +53,22 @@ def run(given: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    if program.world == 1:
+    if program.world == 1 and not options.json:  # for machines, the launcher tells of a failure
         return started(options)
-    try:
-        check_run(program, options.trace)
-    except TrainError as error:
-        print(f"planc: {error}", file=sys.stderr)
-        return 1
-    return launch(program.world, ["-m", "runtime", *given])
+    return launch(program.world, ["-m", "runtime", *given], json=options.json)
 
 
 def started(options: argparse.Namespace) -> int:
     from runtime.train import train
 
-    return train(options.folder, options.resume, weights=options.weights, plan=options.plan, trace=options.trace)
+    return train(
+        options.folder,
+        options.resume,
+        weights=options.weights,
+        plan=options.plan,
+        trace=options.trace,
+        json=options.json,
+    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", metavar="PATH", help="begin with the weights of a safetensors file or folder")
     parser.add_argument("--plan", metavar="PLAN", help="the plan's path and its --set options, for the hints at the end")
     parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace of three steps")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     return parser
 
 

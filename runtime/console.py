@@ -12,6 +12,8 @@ from typing import Self, TextIO
 
 import torch
 
+from runtime.log import to_line
+
 _SMOOTHING = 0.1  # weight of the newest step in the averages of step time and rate
 
 
@@ -110,6 +112,16 @@ class Progress:
             parts.append(f"lr {report.lr:.3g}")
         parts.append(f"ETA {_clock((self._total - self._done) * self._seconds)}")
         return "  ".join(parts)
+
+
+class MessageLines(Progress):
+    """The same for machines: the steps are told by the log's echo, and a message is a line of JSON."""
+
+    def update(self, report: StepReport) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        print(to_line(message=text), file=self._stream, flush=True)
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import torch
 
@@ -19,11 +19,12 @@ class JsonLog:
 
     after: None starts the file anew; a step keeps the records up to that one and drops the rest (a run that is resumed
     from a checkpoint repeats the steps after it), as well as a line that a crash has cut.
+    echo: a stream that gets the same lines.
     JSON has no nan or inf: they are written as the strings "nan", "inf" and "-inf". One-element tensors are numbers.
     """
 
-    def __init__(self, path: str | Path, after: int | None = None) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, after: int | None = None, echo: TextIO | None = None) -> None:
+        self.path, self._echo = Path(path), echo
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if after is not None and self.path.is_file():
             _keep_until(self.path, after)
@@ -31,8 +32,11 @@ class JsonLog:
 
     def write(self, step: int, **values: Any) -> None:
         """Write one record, `{"step": step, …}`; steps count from 1. Raises TypeError for what JSON cannot say."""
-        self._file.write(json.dumps(_plain({"step": step, **values}), allow_nan=False) + "\n")
+        line = to_line(step=step, **values)
+        self._file.write(line + "\n")
         self._file.flush()
+        if self._echo is not None:
+            print(line, file=self._echo, flush=True)
 
     def close(self) -> None:
         with suppress(OSError):  # each record has been flushed: what is left here is what could not be written
@@ -43,6 +47,11 @@ class JsonLog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def to_line(**values: Any) -> str:
+    """One JSON object, as `JsonLog` writes it. Raises TypeError for what JSON cannot say."""
+    return json.dumps(_plain(values), allow_nan=False)
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from runtime.checkpoint import CheckpointError, InitialWeights, checkpoints, latest, prune, step_path
-from runtime.console import Progress, StepReport, memory_bytes
+from runtime.console import MessageLines, Progress, StepReport, memory_bytes
 from runtime.data import Batch, Dataset, Loader, Sampler, open_dataset
 from runtime.ending import PATIENCE, Found, Outcome, interrupted, not_finite, summary
 from runtime.errors import TrainError
@@ -21,7 +21,7 @@ from runtime.executor import StepResult
 from runtime.factory import FactoryError, resolve
 from runtime.failing import failed
 from runtime.interrupt import Interrupt
-from runtime.log import JsonLog
+from runtime.log import JsonLog, to_line
 from runtime.lr import Schedule
 from runtime.program import Program, ProgramError
 from runtime.program import load as load_program
@@ -41,6 +41,7 @@ def train(
     plan: str | None = None,
     stream: TextIO | None = None,
     trace: str | Path | None = None,
+    json: bool = False,
 ) -> int:
     """Train a program as its plan's `train { … }` says; the exit status.
 
@@ -49,16 +50,22 @@ def train(
     alone, of a failure from every rank (see `runtime.failing`).
 
     resume: go on from the newest complete checkpoint of the run, if there is one. transport: default: see `connect`.
-    weights: a safetensors file or folder to begin with. plan: the plan's path and `--set` options,
-    for the hints at the end. trace: a file for a Chrome trace of some steps.
+    weights: a safetensors file or folder to begin with. plan: the plan's path and `--set` options, for the hints at the
+    end. trace: a file for a Chrome trace of some steps. json: what `stream` gets is one JSON object per line: the records
+    of the log, each `{"message": …}`, and at last `{"done": steps, "status": …}` or `{"error": …}`.
     A second Ctrl-C is raised as KeyboardInterrupt.
     """
+    stream = stream or sys.stdout
+
+    def refuse(error: Exception) -> int:
+        print(to_line(error=str(error)) if json else f"planc: {error}", file=stream if json else sys.stderr, flush=True)
+        return 1
+
     try:
         program = load_program(folder)
         transport = transport or connect()
     except (ProgramError, TransportError) as error:
-        print(f"planc: {error}", file=sys.stderr)
-        return 1
+        return refuse(error)
     try:
         check_trainable(program)
         files = RunFiles.of(program, trace)
@@ -66,15 +73,13 @@ def train(
             with together(transport, TrainError, ""):
                 if transport.rank == 0:
                     stack.enter_context(files.claimed())
-            run = Run(program, transport, weights, stream or sys.stdout, files)
+            run = Run(program, transport, weights, stream, files, json)
             outcome = run.train(resume)
             if transport.rank == 0:
                 run.close(outcome, plan)
         return outcome.status
     except (ProgramError, FactoryError, CheckpointError, TrainError) as error:  # The same on every rank.
-        if transport.rank == 0:
-            print(f"planc: {error}", file=sys.stderr)
-        return 1
+        return refuse(error) if transport.rank == 0 else 1
     except Exception as error:
         failed(transport, error)
         return 1
@@ -105,9 +110,10 @@ class Run:
     """One rank's part of a run."""
 
     def __init__(
-        self, program: Program, transport: Transport, weights: str | Path | None, stream: TextIO, files: RunFiles
+        self, program: Program, transport: Transport, weights: str | Path | None, stream: TextIO, files: RunFiles,
+        json: bool = False,
     ):  # fmt: skip
-        self.program, self.transport, self.stream = program, transport, stream
+        self.program, self.transport, self.stream, self.json = program, transport, stream, json
         self.options: Mapping[str, Any] = program.train
         self.directory, self.log_path, self.trace = files.directory, files.log, files.trace
         self.first = transport.rank == 0
@@ -130,7 +136,7 @@ class Run:
 
     def say(self, text: str) -> None:
         if self.first:
-            print(text, file=self.stream, flush=True)
+            print(to_line(message=text) if self.json else text, file=self.stream, flush=True)
 
     # -- begin ---------------------------------------------------------------------------------------------------
 
@@ -196,9 +202,11 @@ class Run:
             interrupt = stack.enter_context(Interrupt(self.transport))
             reporter = None
             if self.first:
+                echo = self.stream if self.json else None
                 with writing(self.log_path):
-                    log = stack.enter_context(JsonLog(self.log_path, session.steps if session.steps else None))
-                progress = Progress(total, self.unit, session.steps, stream=self.stream, device=self.transport.device)
+                    log = stack.enter_context(JsonLog(self.log_path, session.steps or None, echo))
+                shown = MessageLines if self.json else Progress
+                progress = shown(total, self.unit, session.steps, stream=self.stream, device=self.transport.device)
                 reporter = Reporter(self, log, stack.enter_context(progress))
             return self.steps(total, loader, interrupt, reporter)
 
@@ -266,6 +274,11 @@ class Run:
             lines = [not_finite(self.program, outcome)]
         else:
             lines = summary(self.program, self.dataset, outcome, found, plan) if outcome.losses else []
+        if self.json:
+            files = {"log": str(found.log), "checkpoint": None if found.checkpoint is None else str(found.checkpoint)}
+            failure = {"error": lines[0]} if outcome.status else {}
+            print(to_line(done=outcome.steps, status=outcome.status, **failure, **files), file=self.stream, flush=True)
+            return
         for line in lines:
             self.say(line)
 

@@ -390,6 +390,20 @@ def test_run_and_resume(capsys: Captured, folder: Path) -> None:
     assert [line["step"] for line in log] == [1, 2, 3, 4, 5, 6]
 
 
+def test_run_for_machines(folder: Path) -> None:
+    """One JSON object per line: the records of the log, and the end; or what is wrong."""
+    done = python("-m", "compiler.cli", "run", "tiny.plan", "--json", "--set", "train.steps=2")
+    *steps, end = [json.loads(line) for line in done.stdout.splitlines()]
+    log = folder / "runs/tiny/log.jsonl"
+    assert done.returncode == 0 and steps == [json.loads(line) for line in log.read_text().splitlines()]
+    assert [record["step"] for record in steps] == [1, 2] and end["done"] == 2 and end["log"] == "runs/tiny/log.jsonl"
+    again = python("-m", "compiler.cli", "run", "tiny.plan", "--json")
+    assert again.returncode == 1 and "--resume" in json.loads(again.stdout)["error"] and not again.stderr
+    (folder / "rows.py").write_text("import os\n\n\ndef data():\n    os._exit(3)\n")
+    killed = python("-m", "compiler.cli", "run", "tiny.plan", "--json", "--set", 'train.data="rows:data"')
+    assert killed.returncode == 3 and "ended with status 3" in json.loads(killed.stdout)["error"]
+
+
 def test_torchrun(capsys: Captured, folder: Path) -> None:
     assert planc(capsys, "compile", "tiny.plan")[0] == 0
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")

@@ -15,6 +15,7 @@ from typing import IO
 
 import torch.distributed as dist
 
+from runtime.log import to_line
 from runtime.transport.failure import FailureBoard, FailureReport
 
 _STOP_SECONDS = 5.0  # between a polite SIGTERM and SIGKILL
@@ -28,14 +29,14 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | None = None, json: bool = False) -> int:
     """Run `python arguments…` (say `["-m", "runtime", "build/x"]`) as `processes` ranks; the exit status.
 
     Rank 0 has this process's stdout and stderr. The others' stdout is dropped, and each line of their stderr is
     prefixed with the rank. When one fails, the rest are stopped, and the first failure is the last thing that is
     printed; of a rank that is killed the others learn from here. Ctrl-C and SIGTERM stop all of them (status 130 and
     143), in their own time at first and at once if repeated. OMP_NUM_THREADS is 1 unless set. `env` is added to the
-    environment.
+    environment. json: the first failure goes to stdout, as `{"error": …}`.
     """
     if processes < 1:
         raise ValueError(f"a job needs at least one process, got {processes}")
@@ -71,7 +72,8 @@ def launch(processes: int, arguments: Sequence[str], env: Mapping[str, str] | No
         if not ranks or ranks[0].returncode < 0:  # else it has said so itself
             print("planc: interrupted", file=sys.stderr)
     elif (report := board.first()) is not None:
-        print(f"planc: {report}", file=sys.stderr)  # once more: last is where one looks
+        # Once more: last is where one looks.
+        print(to_line(error=str(report)) if json else f"planc: {report}", file=sys.stdout if json else sys.stderr)
     return status
 
 
