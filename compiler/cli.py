@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from compiler.diagnostics import PlanError, render, to_json
 from runtime.errors import ProgramError, TrainError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from compiler.dsl.plan import Plan
     from compiler.schedule.actions import Pipeline
     from compiler.schedule.costs import StageCosts
@@ -341,6 +343,10 @@ def do_simulate(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="planc-") as folder:
         program = load(compilation.write(Path(folder) / compilation.program.name))
         batches = [random_batch(program, step) for step in range(options.steps)]
+        if program.mode == "forward" and "loss" not in {output.name for output in program.outputs}:
+            returned = simulate(program, lambda session: [session.forward(batch) for batch in batches])
+            show_returned(program.world, returned[0], options)
+            return 0
         results = simulate(program, lambda session: [session.step(batch) for batch in batches])
     if options.json:
         print(json.dumps({"ranks": program.world, "losses": [r.loss for r in results[0]]}))
@@ -350,6 +356,17 @@ def do_simulate(options: argparse.Namespace) -> int:
         print(f"step {step}: loss {result.loss:.6g}{metrics}")
     print(f"{program.world} ranks simulated in this process on random batches")
     return 0
+
+
+def show_returned(ranks: int, returned: Sequence[Mapping[str, Tensor]], options: argparse.Namespace) -> None:
+    """What a program without a loss returned in each step: the names and shapes of whole tensors."""
+    shapes = [{name: list(tensor.shape) for name, tensor in found.items()} for found in returned]
+    if options.json:
+        print(json.dumps({"ranks": ranks, "outputs": shapes}))
+        return
+    for step, found in enumerate(shapes, 1):
+        print(f"step {step}: " + "  ".join(f"{name} {shape}" for name, shape in found.items()))
+    print(f"{ranks} ranks simulated in this process on random batches")
 
 
 def do_verify(options: argparse.Namespace) -> int:

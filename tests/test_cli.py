@@ -319,6 +319,21 @@ def test_simulate(capsys: Captured) -> None:
     assert status == 0 and found["ranks"] == 2 and len(found["losses"]) == 3
 
 
+def test_a_forward_only_plan(capsys: Captured, folder: Path) -> None:
+    """It has outputs to simulate, no loss, and nothing to run."""
+    net = "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Linear(4, 3), nn.ReLU())\n"
+    (folder / "net.py").write_text(net)
+    (folder / "forward.plan").write_text(
+        'model "net.py:net"\nbatch = 8\ninput input : float32[batch, 4]\nmesh dp=2\ndata over dp\nmode = forward\n'
+    )
+    status, out, _ = planc(capsys, "simulate", "forward.plan", "--steps", "1")
+    assert status == 0 and out == "step 1: output [8, 3]\n2 ranks simulated in this process on random batches\n"
+    status, out, _ = planc(capsys, "simulate", "forward.plan", "--steps", "1", "--json")
+    assert status == 0 and json.loads(out) == {"ranks": 2, "outputs": [{"output": [8, 3]}]}
+    status, out, err = planc(capsys, "run", "forward.plan")
+    assert status == 1 and not out and "`session.forward(batch)`" in err and err.count("\n") == 1
+
+
 @pytest.mark.parametrize("command", ["simulate", "verify"])
 def test_a_simulated_rank_that_fails(capsys: Captured, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """Named with what it was doing; the traceback is that of the error itself."""
