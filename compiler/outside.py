@@ -88,7 +88,8 @@ def check_data(plan: Plan) -> None:
             near = near_text(folder)
             help = f"did you mean `{near}`?" if near else "the name is relative to the working directory"
     except FactoryError as failure:
-        message, help = ": ".join(filter(None, (failure.what, failure.why))), failure.suggestion
+        at = f" ({failure.place[0]}:{failure.place[1]})" if failure.place else ""
+        message, help = ": ".join(filter(None, (failure.what, failure.why))) + at, failure.suggestion
         near = near_source(data) if failure.kind == "path" and not help.startswith("did you mean") else None
         help = f"did you mean `{near}`?" if near else help
     span = plan.train.given.get("data", plan.train.span)

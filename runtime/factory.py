@@ -181,6 +181,12 @@ def user_place(error: BaseException) -> tuple[str, int] | None:
     return None
 
 
+def told(error: BaseException) -> str:
+    """An error of the user's own code in one line: its kind, its message, and its place there."""
+    place = user_place(error)
+    return _short(error) + (f" ({place[0]}:{place[1]})" if place else "")
+
+
 # -- finding -----------------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 
+from runtime.data import DataError
 from runtime.errors import WriteError
 from runtime.executor import InstructionError
 from runtime.transport import ConnectionLost, PeerFailure, Transport, WaitTimeout
@@ -27,7 +28,7 @@ def failed(transport: Transport, error: BaseException) -> None:
     report = FailureReport(transport.rank, transport.doing, f"{type(cause).__name__}: {cause}")
     if not transport.claims():
         say(f"planc: rank {transport.rank} failed too: {first_line(report.reason)}")
-    elif isinstance(cause, (ConnectionLost, WaitTimeout, WriteError)):  # at fault is another rank, or the system
+    elif isinstance(cause, (ConnectionLost, WaitTimeout, WriteError, DataError)):  # the text says it all
         say(f"planc: {report}")
     else:
         say(f"planc: {report}\n{''.join(traceback.format_exception(cause)).rstrip()}")

@@ -13,6 +13,7 @@ from torch import Tensor
 from runtime.data.dataset import DataError, Dataset
 from runtime.data.prefetch import Prefetcher
 from runtime.data.sampler import Sampler, SamplerState
+from runtime.factory import told
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Loader:
     overlap.
 
     `state` is that of the last batch *given out*, whatever has been prefetched. Close it, or use it as a context.
-    Errors of the dataset are raised by `next`, with a note that names the sample.
+    `next` raises DataError for those of the data set, naming the sample and the place in the user's code.
     """
 
     def __init__(
@@ -94,8 +95,7 @@ class Loader:
         try:
             return self._dataset[index]
         except Exception as error:
-            error.add_note(f"while loading sample {index} of {len(self._dataset)}")
-            raise
+            raise DataError(f"the data set failed at sample {index} of {len(self._dataset)}: {told(error)}") from error
 
     def _stack(self, name: str, samples: Sequence[Mapping[str, Tensor]], dim: int, indices: Sequence[int]) -> Tensor:
         try:

@@ -11,7 +11,7 @@ from runtime.data.dataset import DataError, Dataset
 from runtime.data.packed import PackedText
 from runtime.data.synthetic import SampleSpec, Synthetic
 from runtime.data.text import IGNORE, VOCABULARY, TextBytes
-from runtime.factory import check_arguments
+from runtime.factory import check_arguments, told
 from runtime.program import Input
 
 GLANCE = 4096
@@ -34,18 +34,24 @@ def open_dataset(
 
     "synthetic": `samples` random ones. "text:stdlib", "text:FOLDER": `TextBytes`, its length taken from the inputs; at
     most `limit` bytes. "module:function": whatever the function returns, called without arguments; `resolve` finds it.
-    Raises DataError if the source does not exist or does not fit the inputs.
+    Raises DataError if the source does not exist, fails, or does not fit the inputs.
     """
     if spec == "synthetic":
         return Synthetic({item.name: sample_spec(item) for item in inputs}, samples, seed)
     if spec.startswith("text:"):
         return _text(spec.removeprefix("text:"), inputs, limit)
-    dataset = resolve(spec)()
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise DataError(f"{spec} returned a {type(dataset).__name__}, which has no length or cannot be indexed")
-    if len(dataset) == 0:
-        raise DataError(f"{spec} returned an empty data set")
-    check_sample(spec, dataset, inputs)
+    make = resolve(spec)
+    try:
+        dataset = make()
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise DataError(f"{spec} returned a {type(dataset).__name__}, which has no length or cannot be indexed")
+        if len(dataset) == 0:
+            raise DataError(f"{spec} returned an empty data set")
+        check_sample(spec, dataset, inputs)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f'the data set of train {{ data = "{spec}" }} failed: {told(error)}') from error
     return dataset
 
 

@@ -277,6 +277,47 @@ def test_wrong_data(capsys, change, message):
     assert message in capsys.readouterr().err
 
 
+DATA = """\
+def check(index):
+    if index == {bad}:
+        raise ValueError("no such row\\nat all")
+
+
+class Rows:
+    def __len__(self):
+        return {length}
+
+    def __getitem__(self, index):
+        check(index)
+        import torch
+        from tests.runtime.handmade import IN, OUT
+        return {{"x": torch.zeros(IN, dtype=torch.float64), "target": torch.zeros(OUT, dtype=torch.float64)}}
+
+
+def rows():
+    return Rows()
+"""
+
+
+@pytest.mark.parametrize(
+    ("length", "bad", "message"),
+    [
+        ("50", "0", 'planc: the data set of train {{ data = "{file}:rows" }} failed: ValueError: no such row ({file}:3)'),
+        ("1 // 0", "0", 'planc: the data set of train {{ data = "{file}:rows" }} failed: ZeroDivisionError: {why} ({file}:8)'),
+        ("50", "9", "the data set failed at sample 9 of 50: ValueError: no such row ({file}:3)"),
+    ],
+)
+def test_a_data_set_that_fails(capsys, length: str, bad: str, message: str) -> None:
+    """In one line, with the place in the user's file, and nothing of ours."""
+    file = Path("rows.py").resolve()
+    file.write_text(DATA.format(length=length, bad=bad))
+    write_program(Path("build/p"), data=f"{file}:rows")
+    assert alone("build/p") == 1
+    err = capsys.readouterr().err
+    assert err.rstrip().endswith(message.format(file=file, why="integer division or modulo by zero"))
+    assert err.count("\n") == 1 and "Traceback" not in err
+
+
 def test_no_program(capsys):
     assert alone("nowhere") == 1
     assert "planc: nowhere holds no program.yaml" in capsys.readouterr().err
