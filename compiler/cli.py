@@ -441,8 +441,8 @@ def do_run(options: argparse.Namespace) -> int:
         if not (folder / "program.yaml").exists():
             print(f"planc: compile first: planc compile {options.plan} -o {folder}", file=sys.stderr)
             return 2
-        plan, trace = plan_and_sets(options), options.trace
-        return leave(train(folder, resume=options.resume, plan=plan, trace=trace, json=options.json))
+        typed, trace = plan_and_sets(options), options.trace
+        return leave(train(folder, resume=options.resume, plan=typed, trace=trace, json=options.json))
     plan = load(options.plan, options.sets)
     check_data(plan)
     compilation = compile(plan)
