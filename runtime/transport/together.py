@@ -22,7 +22,8 @@ def together(transport: Transport, error: type[Exception], what: str) -> Iterato
     reports = transport.gather_objects(None if failure is None else _told(failure))
     for rank, report in enumerate(reports):
         if report is not None:
-            before = what + (f" (rank {rank})" if len(set(reports)) > 1 else "")
+            alone = len(set(reports)) > 1
+            before = (f"{what} (rank {rank})" if what else f"rank {rank}") if alone else what
             raise error(f"{before}: {report}" if before else report) from failure
 
 

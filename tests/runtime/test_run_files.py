@@ -14,7 +14,7 @@ from runtime.errors import TrainError
 from runtime.log import JsonLog, read_log
 from runtime.run_files import LOCK, RunFiles
 from runtime.train import train
-from runtime.transport import LocalTransport
+from runtime.transport import LocalTransport, run_ranks
 from tests.runtime.handmade import write_bigram
 
 REPOSITORY = Path(__file__).parents[2]
@@ -88,6 +88,14 @@ def test_one_run_in_a_folder(capsys) -> None:
     assert (Path("runs/bigram") / LOCK).read_text().startswith(f"process {other.pid}")
     assert train("build/p", transport=LocalTransport()) == 0
     assert len(read_log("runs/bigram/log.jsonl")) == 2
+
+
+def test_all_ranks_are_refused(capsys) -> None:
+    write_bigram(Path("build/p"), 2)
+    with RunFiles(Path("runs/bigram"), Path("runs/bigram/log.jsonl")).claimed():
+        assert run_ranks(2, lambda transport: train("build/p", transport=transport)) == [1, 1]
+    err = capsys.readouterr().err
+    assert err.startswith("planc: rank 0: runs/bigram is in use by another run (process ") and err.count("\n") == 1
 
 
 def test_a_claim_ends_with_its_run() -> None:
