@@ -17,6 +17,8 @@ ATTENTIVE = (
     "c09_encdec", "c33_doc_mask", "c36_label_shift", "c46_vmap_mask", "hf-llama", "hf-qwen3", "hf-gemma3", "hf-gpt2",
 )  # fmt: skip
 """Those with attention over a sequence."""
+FLAT = ("c11_batchnorm", "c14_vocab_odd", "c20_padding_idx", "c46_vmap_mask")
+"""Models without a list of layers: pipelines of them need `segment "*"`."""
 TIMEOUT = 600.0
 """Seconds in which all simulated ranks must come to an operation: sixteen of them share one thread."""
 

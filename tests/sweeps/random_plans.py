@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from random import Random
 
-from tests.sweeps.grid import ATTENTIVE, MODELS, deep, strategy
+from tests.sweeps.grid import ATTENTIVE, FLAT, MODELS, deep, strategy
 from tests.zoo import plan_text
 
 AXES = {"pp": (1, 1, 2, 2, 3, 4), "dp": (1, 2, 2, 3, 4), "cp": (1, 1, 2, 2, 3), "tp": (1, 1, 2, 2, 3, 4)}
@@ -28,6 +28,8 @@ def random_plan(seed: int) -> str:
         draw.shuffle(mesh)
     sizes = {axis: sizes[axis] for axis in mesh}
     statements = [*zero(draw, sizes), *tensor(draw, sizes), *context(draw, sizes), *pipeline(draw, sizes), *rest(draw)]
+    if name in FLAT and "pp" in sizes:
+        statements.append('segment "*"')
     batch, parts = draw.choice((1, 4, 7, 8, 8, 12, 16)), 1
     if sizes.get("dp", 1) > 1 and "pp" not in sizes:
         parts = draw.choice((1, 1, 2, 3))

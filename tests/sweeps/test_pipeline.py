@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sweeps.grid import MODELS, check, deep, mixes_samples, strategy
+from tests.sweeps.grid import FLAT, MODELS, check, deep, mixes_samples, strategy
 
 LAYERS = 6
-FLAT = ("c11_batchnorm", "c14_vocab_odd", "c20_padding_idx", "c46_vmap_mask")
-"""Models without a list of layers: their plans say that every module is a segment."""
 SEGMENTS = {
     "resnet-tiny": 4, "c01_tied_pp": 6, "c04_mask_boundary": 6, "c06_frozen_front": 6, "c08_uneven_tokens": 5,
     "c12_dropout": 4, "c15_gqa_small": 4, "c16_fused_qkv": 5, "c20_padding_idx": 5, "c33_doc_mask": 4,
