@@ -9,24 +9,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runtime import attention_kernels as kernels
+from runtime.attention_kernels import Kernel
 from runtime.devices import kind_of
 
-_CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_CUDA_FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
-_CUDA_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 
-
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float):
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """(out, lse). Rows that may attend to nothing give zeros and an lse of -inf."""
-    kernel = _kernel(q, k, v, mask)
-    if kernel == "cpu":
+    kernel = choose(q, k, v, mask, causal)
+    if kernel is None:
+        return _reference(q, repeated(q, k), repeated(q, v), mask, causal, scale)
+    if not kernel.shares_heads:
         k, v = repeated(q, k), repeated(q, v)
-        return _CPU_FLASH(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    if kernel == "cuda":
-        out, lse = _CUDA_FLASH(q, repeated(q, k), repeated(q, v), 0.0, causal, False, scale=scale)[:2]
-        return out, lse
-    return _reference(q, repeated(q, k), repeated(q, v), mask, causal, scale)
+    bias = None if mask is None else additive(mask, q)
+    out, lse = kernel.forward(*map(rows, (q, k, v)), bias, causal, scale)
+    if bias is not None:
+        blind = (bias == float("-inf")).all(-1)
+        out, lse = out.masked_fill(blind.unsqueeze(-1), 0.0), lse.masked_fill(blind, float("-inf"))
+    return out, lse
 
 
 def attention_backward(
@@ -34,30 +34,49 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v (Dao et al. 2022, https://arxiv.org/abs/2205.14135: from the log-sum-exp, without the
     attention weights of the forward)."""
-    kernel = _kernel(q, k, v, mask)
-    kk, vv = repeated(q, k), repeated(q, v)
-    if kernel == "cpu":
-        dq, dk, dv = _CPU_FLASH_BACKWARD(grad, q, kk, vv, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
-    elif kernel == "cuda":
-        nothing = torch.empty(0, device=q.device, dtype=torch.int64)
-        dq, dk, dv = _CUDA_FLASH_BACKWARD(
-            grad, q, kk, vv, out, lse, nothing, nothing, q.shape[-2], k.shape[-2], 0.0, causal, nothing, nothing,
-            scale=scale,
-        )  # fmt: skip
-    else:
+    kernel = choose(q, k, v, mask, causal)
+    shared = kernel is not None and kernel.shares_heads
+    kk, vv = (k, v) if shared else (repeated(q, k), repeated(q, v))
+    if kernel is None:
         dq, dk, dv = _reference_backward(grad, q, kk, vv, mask, out, lse, causal, scale)
+    else:
+        bias = None if mask is None else additive(mask, q)
+        if bias is not None:
+            lse = lse.masked_fill(lse == float("-inf"), float("inf"))  # weights of zero, not -inf - -inf
+        dq, dk, dv = kernel.backward(grad, *map(rows, (q, kk, vv)), bias, out, lse, causal, scale)
     return dq, folded(dk, k), folded(dv, v)
 
 
-def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
-    device = kind_of(q.device)
-    plain = q.dim() == 4 and q.shape[-1] == v.shape[-1] and 0 not in q.shape and 0 not in k.shape
-    if plain and device == "cpu" and mask is None:
-        return "cpu"
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    if plain and device == "cuda" and mask is None and half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
-        return "cuda"
-    return "reference"
+def choose(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Kernel | None:
+    """The kernel for these operands on their device; None is the reference, which computes all weights."""
+    device, widths = kind_of(q.device), (q.shape[-1], v.shape[-1])
+    if q.dim() != 4 or 0 in (*q.shape, *k.shape) or (causal and mask is not None):
+        return None
+    if device == "cpu":
+        return kernels.CPU if widths[0] == widths[1] else None
+    if device != "cuda":
+        return None
+    half, modern = q.dtype in (torch.bfloat16, torch.float16), kernels.is_ampere(q.device)
+    # Of unequal lengths its causal mask begins at the other corner.
+    corner = not causal or q.shape[-2] == k.shape[-2]
+    if half and modern and mask is None and corner and widths[0] == widths[1] <= 256 and widths[0] % 8 == 0:
+        return kernels.FLASH
+    narrow = q.dtype == torch.float32 or (half and (modern or q.dtype == torch.float16))
+    return kernels.EFFICIENT if narrow and all(width % (8 if half else 4) == 0 for width in widths) else None
+
+
+def additive(mask: Tensor, q: Tensor) -> Tensor:
+    """The mask as what is added to the scores, in the query's dtype and with four dimensions."""
+    if mask.dtype == torch.bool:
+        bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))
+    else:
+        bias = mask.to(q.dtype)
+    return bias.view(*[1] * (4 - bias.dim()), *bias.shape)
+
+
+def rows(x: Tensor) -> Tensor:
+    """With its last dimension contiguous, as the kernels read it."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def repeated(q: Tensor, k: Tensor) -> Tensor:
