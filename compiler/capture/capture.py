@@ -151,14 +151,17 @@ def counts_rows(exported: Exported, built: Built, request: CaptureRequest, dtype
         return None
     opaque = opaque_paths(exported.model, request)
 
-    def run(count: int) -> None:
-        with replaced(exported.model, opaque, count):
-            exported.call({spec.name: example(with_rows(spec, count), dtype) for spec in request.inputs})
+    def batch(count: int) -> tuple[int, dict[str, Tensor]]:
+        return count, {spec.name: example(with_rows(spec, count), dtype) for spec in request.inputs}
+
+    def run(made: tuple[int, dict[str, Tensor]]) -> None:
+        with replaced(exported.model, opaque, made[0]):
+            exported.call(made[1])
 
     state = State(exported.model)
     with preserved(), built.mode or contextlib.nullcontext():
         try:
-            return row_constants(run, size)
+            return row_constants(batch, run, size)
         except Exception:
             # It runs at this batch size only: the size is in it somewhere.
             return Use("", "", "")

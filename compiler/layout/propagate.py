@@ -25,7 +25,7 @@ from typing import Any
 from compiler.ir.graph import Graph, Node, Value, map_values
 from compiler.layout.factors import cut_factors, innermost, nested_cuts, pieces_along, refined, shard_for, taken_apart
 from compiler.layout.joined import order_of, pieces_of_part, pieces_of_whole
-from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Replicate, Shard, V, Varying
+from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Replicate, Shard, V, Varying, shard_axes
 from compiler.layout.redistribute import Redistributor
 from compiler.layout.rule import Dims, Method, Rule, rule_of
 from runtime.cuts import piece_lengths
@@ -244,7 +244,7 @@ class _Propagator:
             dict.fromkeys(
                 Choice("cut", name, orders[k])
                 for k, name in cuts.items()
-                if name is not None and self.may_cut(name, node, rule, orders[k])
+                if name is not None and self.may_cut(name, node, rule, orders[k], self.in_time(operands[k], axis))
             )
         )
         candidates += self.in_pieces(axis, rule, operands, chosen)
@@ -318,9 +318,18 @@ class _Propagator:
                 found[axis] = Choice("cut", method.back, order)
         return found
 
-    def may_cut(self, factor: str, node: Node, rule: Rule, order: str = "") -> bool:
-        """The gradient of a maximum over ranks is not local: only undifferentiated ones may be made so."""
+    def in_time(self, value: Value, axis: str) -> bool:
+        """Whether the value's cut over the axis is one into micro-batches, or of rows that may not all be real."""
+        place = value.layout[axis]
+        ragged = self.moves.rows > 0 and isinstance(place, Shard) and self.time_axis in shard_axes(value.layout, place, self.mesh)
+        return axis == self.time_axis or ragged
+
+    def may_cut(self, factor: str, node: Node, rule: Rule, order: str, in_time: bool) -> bool:
+        """The gradient of a maximum over ranks is not local: only undifferentiated ones may be made so. An operator that
+        communicates does so among ranks, not in time, and takes all rows for real."""
         if factor in rule.solid or (order and factor in rule.collective | rule.picked):
+            return False
+        if factor in rule.collective and in_time:
             return False
         if factor in rule.collective or rule.reduces.get(factor, "sum") == "sum":
             return True
