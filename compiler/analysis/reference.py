@@ -17,7 +17,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from compiler.capture.wrapper import every_output
+from compiler.capture.wrapper import every_output, named_outputs
 from runtime import random
 from runtime.factory import build, forward_inputs, resolve
 from runtime.lr import Schedule
@@ -256,14 +256,8 @@ def clip(program: Program, parameters: Sequence[nn.Parameter]) -> None:
 
 def scalars(outputs: Any) -> tuple[Tensor, dict[str, float]]:
     """(loss, other scalar outputs by name), by the rules that capture documents."""
-    if isinstance(outputs, Tensor):
-        return outputs, {}
-    if isinstance(outputs, Mapping):
-        named = dict(outputs)
-    elif hasattr(outputs, "_asdict"):
-        named = outputs._asdict()
-    else:
-        named = {"loss" if k == 0 else str(k): value for k, value in enumerate(outputs)}
+    named = named_outputs(outputs)
+    assert named is not None, "capture took it"
     loss = named.pop("loss")
     return loss, {k: float(v.detach()) for k, v in named.items() if isinstance(v, Tensor) and v.dim() == 0}
 

@@ -95,17 +95,17 @@ def not_finite(truth: Trajectory) -> str:
     return ""
 
 
-def optimizer_gain(program: Program) -> Callable[[float], float]:
-    """How far a step may move an element for each unit of error in its gradient, given the size of the gradient.
+def optimizer_gain(program: Program) -> Callable[[Tensor], Tensor]:
+    """How far a step may move each element for each unit of error in its gradient, given the gradient.
 
-    AdamW divides by that size: of a gradient that is nothing but rounding, a step makes up to lr / eps of the rounding,
-    on one device as on many.
+    AdamW divides by its size: of a gradient that is nothing but rounding (of a key's bias, which attention takes no notice
+    of), a step makes up to lr / eps of the rounding, on one device as on many.
     """
     options = program.optimizer or {}
     lr, eps = float(options.get("lr", 0.0)), float(options.get("eps", 1e-8))
     if options.get("name") != "adamw":
-        return lambda size: lr
-    return lambda size: lr / (size + eps)
+        return lambda gradient: torch.full_like(gradient, lr)
+    return lambda gradient: lr / (gradient.abs() + eps)
 
 
 @dataclass
@@ -201,17 +201,22 @@ def assemble(program: Program, runs: Sequence[RankRun]) -> list[Trajectory]:
     return whole
 
 
-def compare(truth: Trajectory, found: Sequence[Trajectory], gain: Callable[[float], float]) -> Iterator[Deviation]:
+def compare(truth: Trajectory, found: Sequence[Trajectory], gain: Callable[[Tensor], Tensor]) -> Iterator[Deviation]:
     """Every comparison. `gain` carries the rounding of gradients over to parameters."""
     largest = [max((size(item) for item in step.values()), default=0.0) for step in truth.gradients]
     carried = {
         name: sum(
-            gain(size(step[name])) * TOLERANCE * SMALL * max(most, 1.0)
-            for step, most in zip(truth.gradients, largest)
-            if name in step
+            (
+                gain(step[name]) * (TOLERANCE * SMALL * max(most, 1.0))
+                for step, most in zip(truth.gradients, largest)
+                if name in step
+            ),
+            torch.zeros_like(value),
         )
-        for name in truth.parameters
+        for name, value in truth.parameters.items()
     }
+    typical = [sum(gain(torch.tensor(size(step[name]))) for step in truth.gradients if name in step) for name in carried]
+    drifted = torch.tensor(max(map(float, typical), default=0.0)) * (TOLERANCE * SMALL * max([*largest, 1.0]))
     for rank, one in enumerate(found):
         at = f" on rank {rank}"
         for step, (a, b) in enumerate(zip(truth.losses, one.losses, strict=True), 1):
@@ -232,7 +237,7 @@ def compare(truth: Trajectory, found: Sequence[Trajectory], gain: Callable[[floa
             yield Deviation(f"parameter {name} {after}", error)
         for name, value in one.buffers.items():
             # Running statistics follow the parameters in front of them.
-            error = relative(truth.buffers[name], value, SMALL, max(carried.values(), default=0.0))
+            error = relative(truth.buffers[name], value, SMALL, drifted)
             yield Deviation(f"buffer {name} {after}", error)
 
 
@@ -253,15 +258,17 @@ def size(tensor: Tensor) -> float:
     return tensor.abs().max().item() if tensor.numel() else 0.0
 
 
-def relative(truth: Tensor, found: Tensor, floor: float = SMALL, carried: float = 0.0) -> float:
-    """max |found - truth| / max(max |truth|, floor); inf for a shape or a NaN that differs. `carried` is an absolute
-    difference that rounding elsewhere explains."""
+def relative(truth: Tensor, found: Tensor, floor: float = SMALL, carried: Tensor | None = None) -> float:
+    """max |found - truth| / max(max |truth|, floor); inf for a shape or a NaN that differs. `carried` are absolute
+    differences that rounding elsewhere explains, broadcast to the elements."""
     if truth.shape != found.shape:
         return math.inf
     if truth.numel() == 0:
         return 0.0
     truth, found = truth.double(), found.double()
-    difference = (truth - found).abs().max().item()
-    if math.isnan(difference):
+    differences = (truth - found).abs()
+    if differences.isnan().any():
         return 0.0 if torch.equal(truth.isnan(), found.isnan()) and truth.isnan().all() else math.inf
-    return max(0.0, difference - carried) / max(size(truth), floor)
+    if carried is not None:
+        differences = (differences - carried).clamp_(min=0.0)
+    return differences.max().item() / max(size(truth), floor)

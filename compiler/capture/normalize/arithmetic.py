@@ -39,6 +39,16 @@ def rsub(b: Builder, call: Call) -> Value:
     return b.emit("aten.sub.Tensor", (call["other"], call.x), call.out.dtype, call.out.shape, **alpha)
 
 
+@handler("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor")
+def neutral(b: Builder, call: Call) -> Sequence[Value | None]:
+    """`sum(losses)` begins with 0: adding that, or multiplying by 1, changes nothing."""
+    other, op = call["other"], call.node.op.split(".")[1]
+    nothing = isinstance(other, (int, float)) and other == (0 if op in ("add", "sub") else 1)
+    if nothing and call.x.dtype == call.out.dtype and call.x.shape == call.out.shape:
+        return [call.x]
+    return b.keep(call)
+
+
 def renamed(b: Builder, call: Call) -> Sequence[Value | None]:
     """The same operator under its usual name."""
     _, name, overload = call.node.op.split(".")

@@ -90,7 +90,22 @@ class Builder:
         for k, (name, default, _) in enumerate(schema_of(call.node.op)[: len(args)]):
             if name in NEUTRAL:
                 args[k] = default
-        return self.emit_many(call.node.op, tuple(args), kwargs, [_type(out) for out in call.node.outputs])
+        args, kwargs = self.promoted(call.node, tuple(args), kwargs)
+        return self.emit_many(call.node.op, args, kwargs, [_type(out) for out in call.node.outputs])
+
+    def promoted(
+        self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of elementwise arithmetic on integers alone that makes floating numbers: in the dtype that it has here,
+        which else would be torch's default at the time of the run."""
+        out = node.outputs[0]
+        real = out is not None and getattr(torch, out.dtype).is_floating_point
+        if not real or not node.inputs or not _is_arithmetic(node.op):
+            return args, kwargs
+        if any(getattr(torch, value.dtype).is_floating_point for value in node.inputs):
+            return args, kwargs
+        wide: tuple[tuple[Any, ...], dict[str, Any]] = map_values((args, kwargs), lambda value: self.cast(value, out.dtype))
+        return wide
 
     def emit_many(
         self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], types: Iterable[tuple[str, tuple[int, ...]] | None]
@@ -161,6 +176,15 @@ class Builder:
         """The number of the next random operator."""
         self.sites += 1
         return self.sites - 1
+
+
+@cache
+def _is_arithmetic(op: str) -> bool:
+    """Whether an operator is elementwise, and its operands are numbers."""
+    namespace, name, overload = op.split(".")
+    if namespace != "aten" or name == "where":
+        return False
+    return torch.Tag.pointwise in getattr(getattr(torch.ops.aten, name), overload).tags
 
 
 def _bound(at: int, size: int) -> int:

@@ -48,12 +48,11 @@ def convolution(node: Node) -> Rule:
 def local_groups(node: Node, shapes: LocalShapes) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     """As many groups as the local channels make."""
     given = arguments(node)
-    value, weight = given["input"], given["weight"]
     turned = given.get("transposed", node.op in TRANSPOSED)
-    channels = shapes(value)[-(len(weight.shape) - 1)]
-    # A group has as many inputs as the weight says, or, transposed, the weight has one row for each input.
-    inputs = weight.shape[0] // given["groups"] if turned else shapes(weight)[1]
-    return with_arguments(node, groups=channels // inputs)
+    # Of a group the weight's second dimension counts the inputs, or, transposed, the outputs.
+    counted = node.outputs[0] if turned else given["input"]
+    channels, own = shapes(counted)[1 - len(given["weight"].shape)], shapes(given["weight"])[1]
+    return with_arguments(node, groups=channels // own)
 
 
 POOLS = """

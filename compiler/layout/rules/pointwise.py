@@ -90,11 +90,11 @@ def extremum(node: Node) -> Rule:
 
 @rule("planc.cast")
 def cast(node: Node) -> Rule:
-    """From one floating type to another, partial sums may pass."""
+    """From one number type to a floating one, partial sums may pass."""
     (out,) = node.outputs
     assert out is not None
-    real = floating(node.inputs[0]) and floating(out)
-    return shared(node, ("input",) if real else (), cheap=True)
+    passes = node.inputs[0].dtype != "bool" and floating(out)
+    return shared(node, ("input",) if passes else (), cheap=True)
 
 
 @rule("planc.dropout")
