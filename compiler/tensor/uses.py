@@ -103,6 +103,7 @@ def exchanged_later(node: Node, result: int, factor: str, rule: Rule, users: Use
     if out is None:
         return False
     reached = [(out, next(d for d, names in enumerate(dims) if factor in names))]
+    known = set(reached)  # residual connections lead to a value along many paths
     for value, dim in reached:
         for user in users.get(value, ()):
             rule = rule_of(user)
@@ -112,7 +113,10 @@ def exchanged_later(node: Node, result: int, factor: str, rule: Rule, users: Use
                 return True
             for after, result_dims in zip(user.outputs, rule.results):
                 if after is not None and result_dims is not None and names in result_dims and names:
-                    reached.append((after, result_dims.index(names)))
+                    place = (after, result_dims.index(names))
+                    if place not in known:
+                        known.add(place)
+                        reached.append(place)
     return False
 
 
