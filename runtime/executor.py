@@ -1,7 +1,9 @@
 """The executor: runs a rank's instruction stream for one step.
 
 Each instruction is one method. Tensors live in slots, one set for each micro-batch; gradients of slots are summed as
-they arrive, those of parameters go straight into the flat buffer of their bucket.
+they arrive, those of parameters go straight into the flat buffer of their bucket. What is in a slot is contiguous, as
+segments take it for and stages send it: their code sees to that, but a device's kernels may choose other strides than
+the code was traced with.
 """
 
 from __future__ import annotations
@@ -190,7 +192,7 @@ class Executor:
         micro = self.enter(call, instruction)
         arguments = [self.argument(ref, instruction.micro or 0) for ref in call.arguments]
         results, saved = self.kinds[call.kind].forward(self.context, *arguments)
-        micro.slots.update(zip(call.results, results))
+        micro.slots.update((slot, value.contiguous()) for slot, value in zip(call.results, results))
         if saved:
             micro.saved[call.name] = saved
         for slot, value in zip(call.results, results):
@@ -249,7 +251,7 @@ class Executor:
             elif reference.startswith("param:"):
                 self.accumulate(reference.removeprefix("param:"), gradient)
             else:
-                micro.add(reference, gradient)
+                micro.add(reference, gradient.contiguous())
 
     def cotangent(self, micro: _Micro, slot: str) -> Tensor:
         """The gradient of a result: 1 for the loss, or the loss scale; else what its readers gave."""

@@ -127,6 +127,35 @@ def test_a_stage_without_gradients_for_its_copy(stage: int, bias: str) -> None:
     check(own("Partly", f"bias = {bias}", "pp=2 dp=2", pipeline(), *([zero(stage)] if stage else []), CLIP))
 
 
+@pytest.mark.parametrize("mesh, statement", [("dp=2", ""), ("pp=2 dp=2", pipeline()), ("dp=2 tp=2", tensor())])
+def test_weights_and_tables_with_as_many_rows_as_the_batch_are_no_samples(mesh: str, statement: str) -> None:
+    """Eight rows: of the batch, of the keys' weight, and of the rotary tables, which are arguments of an opaque layer."""
+    entry = get("llama-tiny")
+    text = plan_text(entry, batch=8, mesh=mesh, extra=f'{statement}\nopaque "layers.*"\nper_sample "layers.*"')
+    assert "seq = 8" in text
+    check(text)
+
+
+class Turned(nn.Module):
+    """What crosses its layers, and the gradients of that, are views with other strides than a fresh tensor's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 4)
+
+    def forward(self, x, y):  # type: ignore[no-untyped-def]
+        h = x.unflatten(-1, (6, 6))
+        for layer in self.layers:
+            h = layer(h).transpose(1, 2).tanh() + h.mT
+        return F.cross_entropy(self.head(h).mean(1), y)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "interleaved"])
+def test_what_stages_send_may_have_any_strides(schedule: str) -> None:
+    text = own("Turned", "", "pp=2 dp=2", pipeline(schedule))
+    check(text.replace("float32[8, 8]", "float32[8, 36]"))
+
+
 @pytest.mark.parametrize(
     "statement",
     ['recompute "layer.*" = full', 'segment "layer.1"', 'per_sample "layer.*"', 'local_statistics "layer.*.norm"'],
@@ -141,4 +170,6 @@ def test_what_names_nothing_is_an_error(statement: str) -> None:
 
 def test_a_decay_of_nothing_is_reported() -> None:
     text = plan_text(get("llama-tiny"), optimizer='optimizer adamw { no_decay "*.bias", "*norm*" }')
-    assert [w.message for w in compile(loads(text, "x.plan")).warnings] == ['`no_decay "*.bias"` names no parameter of the model']
+    assert [w.message for w in compile(loads(text, "x.plan")).warnings] == [
+        '`no_decay "*.bias"` names no parameter of the model'
+    ]

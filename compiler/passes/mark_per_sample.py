@@ -15,7 +15,10 @@ class MarkPerSample:
     `per_sample`: then its batch may be cut.
 
     before:  %y : float32[8, 4] = planc.opaque('experts', [%x], [%experts.w], '…')
-    after:   %y : float32[8, 4] = planc.opaque('experts', [%x], [%experts.w], '…', samples=True)
+    after:   %y : float32[8, 4] = planc.opaque('experts', [%x], [%experts.w], '…', samples=(0,))
+
+    The numbers are those of the arguments that hold samples: they depend on the batch, and have as many rows as the first
+    that does. (A table of positions may have as many by chance.)
     """
 
     patterns: Sequence[Pattern] = ()
@@ -24,7 +27,13 @@ class MarkPerSample:
     provides: frozenset[str] = frozenset()
 
     def __call__(self, graph: Graph) -> Graph:
+        batch = {value for value in graph.inputs if value.kind == "batch"}
         for node in graph.nodes:
+            if not batch.isdisjoint(node.inputs):
+                batch.update(out for out in node.outputs if out is not None)
             if node.op == "planc.opaque" and any(pattern.matches(node.args[0]) for pattern in self.patterns):
-                node.kwargs = {**node.kwargs, "samples": True}
+                held = [k for k, value in enumerate(node.args[1]) if value in batch and value.shape]
+                rows = {node.args[1][k].shape[0] for k in held[:1]}
+                samples = tuple(k for k in held if node.args[1][k].shape[0] in rows)
+                node.kwargs = {**node.kwargs, **({"samples": samples} if samples else {})}
         return graph

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
-from compiler.ir.graph import Node, Value
+from compiler.ir.graph import Node
 from compiler.layout.rule import Dims, Rule, rule, whole
 
 
@@ -12,22 +13,27 @@ from compiler.layout.rule import Dims, Rule, rule, whole
 def opaque(node: Node) -> Rule:
     """Nothing is known of what is inside, so everything is whole; that is no lack of a rule.
 
-    A call that was declared to treat samples independently says `samples=True`: then dimension 0 of every operand and
-    result that has as many rows as the first operand is the batch, which may be cut.
+    A call that was declared to treat samples independently says which of its arguments hold some: their dimension 0, and
+    that of results with as many rows, is the batch, which may be cut. Parameters, and buffers that change, are whole.
     """
     rule = replace(whole(node), fallback=False)
-    if not node.kwargs.get("samples"):
+    samples = node.kwargs.get("samples")
+    if not samples:
         return rule
-    rows = node.inputs[0].shape[0]
+    inputs = node.args[1]
+    cut = {inputs[k] for k in samples}
+    rows = inputs[samples[0]].shape[0]
+    returned = len(node.outputs) - len(json.loads(node.args[3])["changed"])
 
-    def dims(value: Value | None, found: Dims | None) -> Dims | None:
-        if value is None or found is None or not value.shape or value.shape[0] != rows:
-            return found
-        return (("batch",), *found[1:])
+    def dims(is_batch: bool, found: Dims | None) -> Dims | None:
+        return (("batch",), *found[1:]) if is_batch and found is not None else found
 
     return replace(
         rule,
-        operands=tuple(dims(value, found) for value, found in zip(node.inputs, rule.operands)),
-        results=tuple(dims(value, found) for value, found in zip(node.outputs, rule.results)),
+        operands=tuple(dims(value in cut, found) for value, found in zip(node.inputs, rule.operands)),
+        results=tuple(
+            dims(k < returned and out is not None and out.shape[:1] == (rows,), found)
+            for k, (out, found) in enumerate(zip(node.outputs, rule.results))
+        ),
         sizes={**rule.sizes, "batch": rows},
     )
