@@ -38,7 +38,15 @@ JOINED = {
     "log_softmax": lambda z, l: -z.log_softmax(0).mean(),
     "logsumexp": lambda z, l: z.flatten().logsumexp(0),
 }
-LOSSES = EXACT | COUNTED | JOINED
+GROUPED = {
+    "pairs": lambda z, l: (l.view(-1, 2)[:, 0] - l.view(-1, 2)[:, 1]).square().mean(),
+    "groups": lambda z, l: z.view(2, -1, 5).mean(1).square().mean() + z.view(2, -1, 5).var(1).mean(),
+    "pairs by unflatten": lambda z, l: z.unflatten(0, (-1, 2)).mean(1).square().mean(),
+    "joined with features": lambda z, l: z.reshape(10, -1).softmax(-1).square().mean(),
+}
+"""Of a full batch of eight."""
+STATISTICS = {"batch statistics alone": lambda z, l: F.batch_norm(z, None, None, training=True).mul(z.detach()).mean()}
+LOSSES = EXACT | COUNTED | JOINED | GROUPED | STATISTICS
 
 
 @dataclass
@@ -60,12 +68,12 @@ class Model(nn.Module):
         return Output(self.loss(z, F.cross_entropy(z, y, reduction="none")), z)
 
 
-def run(loss: str, mesh: str, parts: int) -> Any:
+def run(loss: str, mesh: str, parts: int, batch: int = 7) -> Any:
     return verify(
         loads(
             f"""
 model "tests.test_rows:Model" {{ loss = "{loss}" }}
-batch = 7
+batch = {batch}
 input x : float32[batch, 6]
 input y : int64[batch]
 mesh {mesh}
@@ -95,3 +103,16 @@ def test_full_batches_are_exact_and_others_refused(loss: str) -> None:
 def test_micro_batches_are_not_joined(loss: str) -> None:
     with pytest.raises(PlanError, match="E202"):
         run(loss, "dp=1", 2)
+
+
+@pytest.mark.parametrize("mesh", ["dp=1", "dp=2"])
+@pytest.mark.parametrize("loss", GROUPED)
+def test_samples_in_groups(loss: str, mesh: str) -> None:
+    """Preference pairs, groups of answers to one prompt: the program takes full batches alone."""
+    assert run(loss, mesh, 1, batch=8).ok
+
+
+def test_batch_statistics_without_running_ones_are_of_all_ranks_and_micro_batches() -> None:
+    assert run("batch statistics alone", "dp=3", 1).ok, "seven rows, padded to nine, and six"
+    with pytest.raises(PlanError, match="E202"):
+        run("batch statistics alone", "dp=2", 2, batch=8)

@@ -351,12 +351,13 @@ class Redistributor:
         shard = value.layout[axis]
         assert isinstance(shard, Shard)
         axes = shard_axes(value.layout, shard, self.mesh)
-        ragged = self.rows > 0 and self.time_axis in axes
+        dim, outer, count, unit = held_cut(value, shard, axes, self.mesh)
+        # An entry that holds several rows cannot be real in part: such programs take full batches (`joins_rows`).
+        ragged = self.rows > 0 and self.time_axis in axes and count % self.rows == 0
         if not ragged and not is_padded(value.shape, value.layout, shard, self.mesh):
             return value
         key = (value, shard, reduction)
         if key not in self.masks:
-            dim, outer, count, unit = held_cut(value, shard, axes, self.mesh)
             limit = ("rows", count // self.rows) if ragged else count
             node = Node("planc.mask", (value, axes, dim, outer, count, unit, limit, reduction), {}, [], origin)
             out = Value(self.fresh(value.name), value.dtype, value.shape, differentiable=value.differentiable)

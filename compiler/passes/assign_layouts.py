@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compiler.ir.graph import Graph, Node, Origin, Value, map_values
-from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Shard, V
+from compiler.layout.placement import Layout, Mesh, P, Partial, Placement, R, Shard, V, shard_axes
 from compiler.layout.propagate import NeedsHoist, Propagation, TimeMixing, propagate
-from compiler.layout.redistribute import Redistributor
+from compiler.layout.redistribute import Redistributor, held_cut
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,13 @@ def finish_outputs(found: Propagation, request: LayoutRequest) -> None:
 
 
 def _joins_rows(node: Node, request: LayoutRequest) -> bool:
-    """Whether the node makes one whole of rows that may not all be real, or takes statistics of a part with such."""
+    """Whether the node makes one whole of rows that may not all be real, puts several into one entry, or takes statistics
+    of a part with such."""
     time = request.time_axis
     if not request.rows or time is None or not node.inputs:
         return False
+    if any(out is not None and _holds_several_rows(out, time, request) for out in node.outputs):
+        return True
     value, out = node.inputs[0], node.outputs[0]
     if not isinstance(value.layout[time], Shard):
         return False
@@ -202,3 +205,12 @@ def _joins_rows(node: Node, request: LayoutRequest) -> bool:
     # A count is made of shapes alone; `resolve_counts` makes it one of real rows.
     moves = node.op.startswith("planc.") and node.op != "planc.count"
     return moves and out is not None and out.layout[time] in (R, V)
+
+
+def _holds_several_rows(value: Value, time: str, request: LayoutRequest) -> bool:
+    """Whether what is cut into micro-batches are not whole numbers of entries for each row (pairs of samples)."""
+    layout = value.layout or Layout()
+    shard = layout[time]
+    if not isinstance(shard, Shard):
+        return False
+    return held_cut(value, shard, shard_axes(layout, shard, request.mesh), request.mesh)[2] % request.rows != 0

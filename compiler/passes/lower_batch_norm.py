@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from compiler.ir.graph import Graph, Node, Value
 from compiler.layout.rules.signature import arguments
@@ -15,6 +16,7 @@ CALLS = {
     "aten.batch_norm.default": 1,
     "planc.batch_norm": 3,
     "aten._native_batch_norm_legit_functional.default": 5,
+    "aten._native_batch_norm_legit.no_stats": 3,
 }
 """Spellings of batch_norm, with their numbers of results; new running statistics, where answered, are the last two."""
 
@@ -49,7 +51,7 @@ class LowerBatchNorm:
     def lower(self, node: Node, emit: Emitter) -> Sequence[Value | None] | None:
         if node.op not in CALLS:
             return None
-        given = arguments(node)
+        given = _given(node)
         if not given["training"] and given["running_mean"] is not None:
             y = _normalised(node, emit, given["running_mean"], given["running_var"])
             return _results(node, y, [given["running_mean"], given["running_var"]])
@@ -64,8 +66,13 @@ class LowerBatchNorm:
         return any(fnmatchcase(name, pattern) for pattern in self.local for name in within)
 
 
+def _given(node: Node) -> dict[str, Any]:
+    """The arguments by name; one spelling has no running statistics."""
+    return {"running_mean": None, "running_var": None, **arguments(node)}
+
+
 def _global(node: Node, emit: Emitter) -> list[Value | None]:
-    given = arguments(node)
+    given = _given(node)
     x = emit.wide(given["input"])
     dims = tuple(dim for dim in range(len(x.shape)) if dim != 1)
     total = math.prod(x.shape[dim] for dim in dims)
@@ -105,7 +112,7 @@ def _updated(emit: Emitter, running: Value, new: Value, momentum: float) -> Valu
 
 def _normalised(node: Node, emit: Emitter, mean: Value, variance: Value) -> Value:
     """With given statistics, one for each channel."""
-    x = emit.wide(arguments(node)["input"])
+    x = emit.wide(_given(node)["input"])
     along = _along_channels(x)
     away = emit("aten.sub.Tensor", x, emit("aten.view.default", emit.cast(mean, x.dtype), along))
     return _scaled(node, emit, away, emit("aten.view.default", emit.cast(variance, x.dtype), along))
@@ -113,7 +120,7 @@ def _normalised(node: Node, emit: Emitter, mean: Value, variance: Value) -> Valu
 
 def _scaled(node: Node, emit: Emitter, away: Value, variance: Value) -> Value:
     """Divided by the standard deviation, and made affine."""
-    given = arguments(node)
+    given = _given(node)
     inverse = emit("aten.rsqrt.default", emit("aten.add.Scalar", variance, given["eps"]))
     y = emit("aten.mul.Tensor", away, inverse)
     for name, op in (("weight", "aten.mul.Tensor"), ("bias", "aten.add.Tensor")):
@@ -128,7 +135,7 @@ def _along_channels(value: Value) -> tuple[int, ...]:
 
 def _local(node: Node, emit: Emitter) -> list[Value | None]:
     """ATen's functional operator, whose rule leaves the batch free."""
-    given, out = arguments(node), node.outputs[0]
+    given, out = _given(node), node.outputs[0]
     assert out is not None
     running = [given["running_mean"], given["running_var"]] if given["running_mean"] is not None else []
     op = "_native_batch_norm_legit_functional.default" if running else "_native_batch_norm_legit.no_stats"

@@ -37,7 +37,8 @@ class ResolveCounts:
         assert out is not None
         total = math.prod(value.shape[dim] for dim in dims)
         place = value.layout[self.time_axis] if self.time_axis and self.rows else None
-        if isinstance(place, Shard) and place.dim in dims:
+        # Where an entry holds several rows, the batch is always full (`assign_layouts`), and so the count is a constant.
+        if isinstance(place, Shard) and place.dim in dims and total % self.rows == 0:
             node.op, node.args, node.kwargs = "planc.rows", (float(total // self.rows),), {}
         else:
             node.op, node.args = "aten.full.default", ((), float(total))
