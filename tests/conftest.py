@@ -1,9 +1,12 @@
 """What all tests share: one thread, fixed seeds, a default dtype that does not leak, and `--full` for wide sweeps."""
 import os
 import random
+import signal
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads, and for the processes that tests start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; processes would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch

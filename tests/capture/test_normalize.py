@@ -111,7 +111,7 @@ CASES = {
     "index_put": (lambda x: _assigned(x, torch.tensor([0, 2]), 1.0), None),
     "zero_": (lambda x: x + (x * 2).zero_(), "full add"),
     "through_a_view": (lambda x: _through_view(x), None),
-    "relu_": (lambda x: F.relu_(x * 1), "mul relu"),
+    "relu_": (lambda x: F.relu_(x * 1), "relu"),
     # dimensions count from the front
     "sum": (lambda x: x.sum(-1), "sum"),
     "softmax": (lambda x: x.softmax(-1), "softmax"),
