@@ -97,10 +97,7 @@ def explain_time_mixing(plan: Plan, mixing: TimeMixing, graph: Graph, modules: M
 
 def roles_of(node: Node, graph: Graph) -> list[str]:
     """The outputs of a graph that depend on a node of it."""
-    reached = set(node.outputs)
-    for other in graph.nodes:
-        if any(value in reached for value in other.inputs if value is not None):
-            reached.update(other.outputs)
+    reached = graph.dependents(out for out in node.outputs if out is not None)
     return [role for role, value in graph.outputs.items() if value in reached]
 
 

@@ -79,13 +79,12 @@ def _aligned(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     """The bias of all scores, with rows that begin at multiples of the alignment."""
     if bias is None:
         return None
-    length = bias.shape[-1]
-    if length > 1 and length % BIAS_ALIGNMENT:
-        bias = pad(bias, (0, -length % BIAS_ALIGNMENT)).narrow(-1, 0, length)
-    elif length == 1:
-        bias = pad(bias.expand(*bias.shape[:-1], k.shape[-2]), (0, -k.shape[-2] % BIAS_ALIGNMENT))
-        bias = bias.narrow(-1, 0, k.shape[-2])
-    return bias.expand(*q.shape[:-1], k.shape[-2])
+    length = k.shape[-2]
+    bias = bias.expand(*bias.shape[:-1], length)
+    missing = -length % BIAS_ALIGNMENT
+    if missing or bias.stride(-1) != 1:
+        bias = pad(bias, (0, missing)).narrow(-1, 0, length)
+    return bias.expand(*q.shape[:-1], length)
 
 
 def _nothing(q: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ def verify(plan: Plan, steps: int = 3, seed: int = 0, short_rows: bool = True, t
     """Compare loss, metrics, every gradient of every step, and parameters and buffers after `steps` steps.
 
     Batches are random, labels are masked unevenly (some rows wholly), and if the program takes short batches the last
-    step gets one. Of a forward-only program, the outputs for `steps` batches. Raises PlanError if the plan does not compile, RankFailure if a rank fails.
+    step gets one. Of a forward-only program, the outputs for `steps` batches. Raises PlanError if the plan does not
+    compile, RankFailure if a rank fails.
     """
     with tempfile.TemporaryDirectory(prefix="planc-verify-") as folder:
         compilation = compile(plan, options=Options(widen=True))

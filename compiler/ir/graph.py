@@ -115,6 +115,14 @@ class Graph:
         for node in self.nodes:
             yield from (out for out in node.outputs if out is not None)
 
+    def dependents(self, values: Iterable[Value]) -> set[Value]:
+        """These values, and all that depend on one of them."""
+        found = set(values)
+        for node in self.nodes:
+            if not found.isdisjoint(node.inputs):
+                found.update(out for out in node.outputs if out is not None)
+        return found
+
     def remove_dead(self) -> None:
         """Drop nodes that reach no output (operators here have no side effects)."""
         self.nodes = live(self.nodes, self.outputs.values())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
+from compiler.dsl.plan import Pattern
 from compiler.ir.graph import Graph, Node, Value
 from compiler.layout.rules.signature import arguments
 from compiler.passes.lower_support import Emitter, LoweringError, replace_calls
@@ -61,9 +61,7 @@ class LowerBatchNorm:
 
     def is_local(self, module: str) -> bool:
         """Whether a pattern names the module or one that it is in."""
-        parts = module.split(".")
-        within = [".".join(parts[: k + 1]) for k in range(len(parts))]
-        return any(fnmatchcase(name, pattern) for pattern in self.local for name in within)
+        return any(Pattern(pattern).covers(module) for pattern in self.local)
 
 
 def _given(node: Node) -> dict[str, Any]:

@@ -27,10 +27,8 @@ class MarkPerSample:
     provides: frozenset[str] = frozenset()
 
     def __call__(self, graph: Graph) -> Graph:
-        batch = {value for value in graph.inputs if value.kind == "batch"}
+        batch = graph.dependents(value for value in graph.inputs if value.kind == "batch")
         for node in graph.nodes:
-            if not batch.isdisjoint(node.inputs):
-                batch.update(out for out in node.outputs if out is not None)
             if node.op == "planc.opaque" and any(pattern.matches(node.args[0]) for pattern in self.patterns):
                 held = [k for k, value in enumerate(node.args[1]) if value in batch and value.shape]
                 rows = {node.args[1][k].shape[0] for k in held[:1]}
